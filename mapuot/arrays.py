@@ -116,7 +116,9 @@ def taken(x: Any, at: Any, xp: Any) -> Any:
 
 def copied(x: Any) -> F64:
     """Copy a float64 table with any strides to the host."""
-    return np.asarray(host(x if namespace(x) is np else laid(namespace(x).empty(x.shape), x)))
+    if namespace(x) is not np:
+        x = laid(namespace(x).empty(x.shape), x)
+    return np.asarray(host(x))
 
 
 def squares(x: Any, rounded: bool = False) -> Any:

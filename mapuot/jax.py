@@ -230,7 +230,10 @@ def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
     for i, (x, k, own) in enumerate(zip(arrays, ndims, leads, strict=True)):
         kept = x.shape[x.ndim - k :]
         shared = i > 0 and all(size == 1 for size in own)
-        out.append(x.reshape(1, *kept) if shared else np.broadcast_to(x, (*lead, *kept)).reshape(-1, *kept))
+        if shared:
+            out.append(x.reshape(1, *kept))
+        else:
+            out.append(np.broadcast_to(x, (*lead, *kept)).reshape(-1, *kept))
     return lead, out
 
 

@@ -548,7 +548,10 @@ class SamplesLoss(torch.nn.Module):
             else:
                 sizes = np.diff(side.starts)
             ragged = len(set(sizes)) > 1
-            out.append([row[:k] for row, k in zip(found, sizes, strict=True)] if ragged else found)
+            if ragged:
+                out.append([row[:k] for row, k in zip(found, sizes, strict=True)])
+            else:
+                out.append(found)
         return tuple(out)
 
     def extra_repr(self) -> str:
@@ -967,14 +970,17 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
 
     def solve(a: Any, b: Any, M: Any) -> tuple[Any, Any]:
         costs, A, B = map(array_of, (M, a, b))
-        costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
+        if places is not None:
+            costs = type(places)((costs, *places_of(places)), shape=places.shape)
         one = None
         with renamed(OF_BATCH):
             if places is None and costs.ndim == 2 and A.ndim == B.ndim == 1:
                 one = one_call(costs, A, B, reg, reg_m, **options)()  # for a plain problem on a GPU
-                one = one if one is not None and one.converged else None
             more = options_of_value(options, reg_m)
-            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **more) if one is None else one
+            if one is not None and one.converged:
+                result: Any = one
+            else:
+                result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **more)
         return np.atleast_1d(dual_value(result)), result
 
     task = Loss(solve, functools.partial(first_derivatives, places), vmap=places is None)

@@ -127,8 +127,10 @@ def potentials_moved(
     cols = cols / mass
 
     def image(step: F64) -> F64:
-        moved = result.apply(step if both else result.apply_transpose(step) / mass / on_cols) / mass
-        return np.asarray(on_rows * step + moved if both else on_rows * step - moved)
+        if both:
+            return np.asarray(on_rows * step + result.apply(step) / mass)
+        of_cols = result.apply_transpose(step) / mass / on_cols
+        return np.asarray(on_rows * step - result.apply(of_cols) / mass)
 
     if both:
         left = rows + cols

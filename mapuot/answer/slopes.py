@@ -486,7 +486,10 @@ def columns_of(problem: Any, rows: bool, xp: Any) -> tuple[Any, Any]:
         own = None
     else:
         own = problem.each[2 - rows]
-    rho = np.asarray(float((problem.rows if rows else problem.cols).rho[0]) if own is None else own[:, None])
+    if own is None:
+        rho = np.asarray(float((problem.rows if rows else problem.cols).rho[0]))
+    else:
+        rho = np.asarray(own[:, None])
     hard = np.isinf(rho)
     return xp.asarray(np.where(hard, 1.0, rho)), xp.asarray(hard)
 

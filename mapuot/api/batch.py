@@ -798,7 +798,9 @@ class BatchResult(Answer, Sequence[Result]):
         MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + self.problem.constant)
         U *= scale[:, None]
         shared = MK.ndim == 2
-        return np.asarray(host(((U @ MK) * V).sum(1) if shared else xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
+        if shared:
+            return np.asarray(host(((U @ MK) * V).sum(1)))
+        return np.asarray(host(xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
 
     @cached_property
     def plan(self) -> Any:

@@ -248,7 +248,8 @@ def root(
             ends = [max(x for x in known if apart(x) < 0)]
         else:
             ends = []
-        ends += [min(x for x in known if apart(x) > 0)] if max(map(apart, known)) > 0 else []
+        if max(map(apart, known)) > 0:
+            ends.append(min(x for x in known if apart(x) > 0))
         nearest = " and ".join(f"{known[x]:.6g} (at {name} {math.exp(x):.9g})" for x in ends)
         raise ValueError(f"{what}, got {wanted:.6g}: the nearest found are {nearest}")
     return best

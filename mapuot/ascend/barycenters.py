@@ -105,7 +105,9 @@ class Barycenter(Body):
         """Make a pass from log v: compute u, q and v by the formulas above, on logarithms."""
         log_v = state.reshape(self.A.shape)
         products = self.operator.log_products
-        log_kv = products(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
+        if not self.held.all():
+            log_v = np.where(self.held, log_v, -np.inf)
+        log_kv = products(log_v)
         if self.hard:
             self.check_reachable(log_kv)
         log_u = scaled(self.fi, self.log_a, log_kv)
@@ -229,7 +231,10 @@ class Barycenter(Body):
         """Return the rows' dual value, sum_s w_s rho <A_s, 1 - u_s^(-reg / rho)>, and the sum of its |terms|."""
         x = log_u[self.used]
         x[np.isneginf(x)] = np.inf  # no column reaches these rows
-        terms = self.used_mass * (self.reg * x if self.hard else -self.rho * np.expm1(-self.rate * x))
+        if self.hard:
+            terms = self.used_mass * (self.reg * x)
+        else:
+            terms = self.used_mass * (-self.rho * np.expm1(-self.rate * x))
         return float(terms.sum()), float(np.abs(terms).sum())
 
     def certified(self, found: Means, allowed: float) -> PassCertificate:

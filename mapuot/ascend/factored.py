@@ -31,7 +31,8 @@ def factored_start(backend: Backend, task: Problem, options: Options, starts: li
 
 def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], tol: float) -> Any:
     """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
-    p, (m, n) = len(task), task.shape
+    p = len(task)
+    (m, n) = task.shape
     xp = namespace(starts[0].log_v)
     found = xp.empty((p, n))
     step = max(1, CHUNK_BYTES // (8 * MATRICES * m * n))
@@ -55,9 +56,13 @@ def improved(
     k_rows, k_cols = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
     both_hard = all(bool(side.hard.all()) for side in task.sides)
     allowed = np.full(p, factored.allowed_miss(tol, (m, n), both_hard))
-    costs, sides = -exponents, factored.Sides(a, b, k_rows, k_cols)
+    costs = -exponents
+    sides = factored.Sides(a, b, k_rows, k_cols)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        log_c = (xp.log(a), xp.log(b)) if task.unmasked == "product" else (xp.zeros((p, m)), xp.zeros((p, n)))
+        if task.unmasked == "product":
+            log_c = (xp.log(a), xp.log(b))
+        else:
+            log_c = (xp.zeros((p, m)), xp.zeros((p, n)))
         turned = m < n
         if turned:  # steps are made for the smaller side
             costs = xp.ascontiguousarray(costs.swapaxes(1, 2))
@@ -89,7 +94,10 @@ def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:
     else:
         operator = backend.operator_of(*parts_of(task), threads)
         blocks = [x for _, _, x in operator.logarithms(task.cost)]
-        exponents = blocks[0] if len(blocks) == 1 else namespace(blocks[0]).concatenate(blocks)
+        if len(blocks) == 1:
+            exponents = blocks[0]
+        else:
+            exponents = namespace(blocks[0]).concatenate(blocks)
     if task.c is not None:
         xp = namespace(exponents)
         with np.errstate(divide="ignore"):

@@ -181,7 +181,10 @@ class Ascent:
         stat = self.stats_of(value, self.found.mass)
         progress = self.judge.progress
         progress.moved = value.moved
-        stat.status = self.judge.judge(dataclasses.replace(stat, error=self.guessed) if self.narrow else stat)
+        judged = stat
+        if self.narrow:
+            judged = dataclasses.replace(stat, error=self.guessed)
+        stat.status = self.judge.judge(judged)
         if self.narrow and not progress.narrow:  # compare guesses of passes of the same precision only
             self.narrow = False
             self.guesses = []

@@ -265,4 +265,6 @@ def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
         if reasons:
             raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
         return float(cloud.truncate)
-    return None if reasons or problem.usual < STAGES.far_median * problem.reg else 0.0
+    if reasons or problem.usual < STAGES.far_median * problem.reg:
+        return None
+    return 0.0

@@ -327,7 +327,10 @@ class Boxes:
                 return None
             if share.error + 2 * share.mass / self.mass <= goal:
                 break
-            nats += min(6.0, max(1.0, 0.8 * math.log(share.error / goal)) if share.error < math.inf else 6.0)
+            more = 6.0
+            if share.error < math.inf:
+                more = min(more, max(1.0, 0.8 * math.log(share.error / goal)))
+            nats += more
         else:
             return None
         first, run = self.runs(arrays)

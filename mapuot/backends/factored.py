@@ -130,7 +130,9 @@ class Reached(NamedTuple):
     log_v: Any
 
     def of(self, places: Any) -> tuple[Any, Any]:
-        return (0.0, 0.0) if np.isscalar(self.log_u) else (self.log_u[places], self.log_v[places])
+        if np.isscalar(self.log_u):
+            return (0.0, 0.0)
+        return (self.log_u[places], self.log_v[places])
 
 
 def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: float) -> int:
@@ -203,7 +205,10 @@ def follow_path(
             work.place(places[begins == i], *starts[i].of(places[begins == i]))
         active = np.flatnonzero(follows & (levels >= level))
         if len(active):
-            wanted = allowed[active] if level == 1.0 else level_miss[active]
+            if level == 1.0:
+                wanted = allowed[active]
+            else:
+                wanted = level_miss[active]
             found = descend(work, places[active], wanted, MOST_STEPS if again or level == 1.0 else MOST_COARSE_STEPS)
             factors += found.factors
             if level == 1.0:

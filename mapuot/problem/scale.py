@@ -83,7 +83,10 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
     else:
         given["reg_m"] = times(scale, reg_m)
     reg = given["reg"]
-    reg = scale * (np.asarray(host(reg), np.float64) if np.ndim(reg) else as_positive(reg, "reg"))
+    if np.ndim(reg):
+        reg = scale * np.asarray(host(reg), np.float64)
+    else:
+        reg = scale * as_positive(reg, "reg")
     found = function(**given | {"scale_cost": None, "reg": reg})
     if hasattr(found, "scale_cost"):
         vars(found)["scale_cost"] = scale
@@ -92,7 +95,10 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
 
 def scaled_each(reg: Any, reg_m: Any, each: F64) -> tuple[Any, Any]:
     """Multiply reg and reg_m by the unit of each problem, (p,)."""
-    reg = each * (np.asarray(host(reg), np.float64).ravel() if np.ndim(reg) else as_positive(reg, "reg"))
+    if np.ndim(reg):
+        reg = each * np.asarray(host(reg), np.float64).ravel()
+    else:
+        reg = each * as_positive(reg, "reg")
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
     sides = [np.asarray(host(x), np.float64) for x in (reg_m if pair else [reg_m])]
     sides = [x.reshape(()) if x.size == 1 else x for x in sides]

@@ -293,7 +293,7 @@ def sides_of(reg_m, i):
 @pytest.mark.parametrize("kind", ["one cost", "own costs", "clouds"])
 @pytest.mark.parametrize("own", OWN)
 def test_each_problem_may_have_its_own_reg_and_reg_m(kind, own):
-    """Answers, values, derivatives and warm starts are those of single solves."""
+    """Answers, values, derivatives and warm starts equal single solves."""
     p, draw = 7, np.random.default_rng(3)
     regs, reg_m = 10 ** draw.uniform(-2.5, 0.5, p), OWN[own](p, draw)
     if kind == "clouds":

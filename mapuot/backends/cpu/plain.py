@@ -270,7 +270,9 @@ class Many:
             dtype = self.M.dtype.char
         self.stages = fill_task(self.task, self.shape, strides, dtype, options, max_passes, ladder)
         fill_penalties(self.task, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
-        self.own: Any = None if task.each is None else np.stack(np.broadcast_arrays(*terms_of(task)), 1)
+        self.own: Any = None
+        if task.each is not None:
+            self.own = np.stack(np.broadcast_arrays(*terms_of(task)), 1)
         self.task.cost_error = task.cost.error(task.M_max)
         self.scratch = empty(threads * lib.mapuot_solve_bytes(self.task) // 8)
         self.most = max(CALL_PROBLEMS, CALL_PAIRS // (m * n)) * threads

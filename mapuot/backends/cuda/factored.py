@@ -57,7 +57,9 @@ class DevicePlans:
 
     def of(self, places: Any) -> Any:
         """Return an index of these problems: all of them as a slice, which copies nothing."""
-        return slice(None) if len(places) == self.count else cp.asarray(places)
+        if len(places) == self.count:
+            return slice(None)
+        return cp.asarray(places)
 
     def place(self, places: Any, log_u: Any, log_v: Any) -> None:
         which = self.of(places)
@@ -119,7 +121,8 @@ class DevicePlans:
     def solve(self, places: Any, shifts: F64) -> Solved:
         from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
 
-        count, n = len(places), self.n
+        count = len(places)
+        n = self.n
         shifted = cp.empty((count, n, n))
         wanted = cp.empty((count, n))
         rest = cp.empty((count, n))

@@ -366,7 +366,10 @@ class Iterate:
             share = SMALL_SHARE
         else:
             share = SHARE
-        self.split_columns(1 if self.solo else min([*grids, -(-self.n // share)]))
+        if self.solo:
+            self.split_columns(1)
+        else:
+            self.split_columns(min([*grids, -(-self.n // share)]))
         self.slab = max(one.slabs for one in made if one is not None)
 
     def split_columns(self, most: int) -> None:

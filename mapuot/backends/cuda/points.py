@@ -152,7 +152,8 @@ class PointIterate(Iterate):
         else:
             warp = most
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
-        more |= {"DEPTH": depth_of(d, "float32" if narrow else "float64")} if self.tiled else {}
+        if self.tiled:
+            more["DEPTH"] = depth_of(d, "float32" if narrow else "float64")
         whole = d > DIM or kept or self.masked or tops
         across = self.count * -(-self.count // (8 * most))
         more |= {"HALVED": 1} if self.together and not whole and across <= MOST_ACROSS else {}
@@ -310,7 +311,8 @@ class PointWorkspace(DeviceWorkspace):
         else:
             jobs = [self.launch.job(few, True, form)]
         jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
-        jobs += [] if self.tiled else [self.launch.job(d, False, exact, tops=True)]
+        if not self.tiled:
+            jobs.append(self.launch.job(d, False, exact, tops=True))
         return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options))]
 
     def passes_of(self, narrow: bool) -> Passes:
