@@ -12,7 +12,6 @@
 #include "marginals.h"
 
 #define LEAST_SUM 1e-250 /* products below DBL_MIN, which are flushed, are then no part of a sum */
-#define MOST_SUM 1e250
 enum { ROWS = 16 };      /* rows of K at a time */
 #define NOTHING (-1e300) /* log u of a row without mass, during passes */
 
@@ -62,10 +61,11 @@ static double exp_below(const barycenter *t, const double *x, double *vector) {
     return mapuot_active_kernels()->marginals->factors(t->x->n, x, t->zero, t->zero, 0, vector, &size);
 }
 
-/* out = log sums + shift. Returns 0 if a sum is too near the ends of float64 */
+/* out = log sums + shift. Returns 0 if a sum is too small. Entries of K and of a vector are at most 1, so none is too
+ * large. */
 static int logarithms(const barycenter *t, const double *sums, double shift, double *out) {
     int good = isfinite(shift);
-    for (int64_t j = 0; j < t->x->n; j++) good &= sums[j] > LEAST_SUM && sums[j] < MOST_SUM;
+    for (int64_t j = 0; j < t->x->n; j++) good &= sums[j] > LEAST_SUM;
     if (good) mapuot_active_kernels()->left->logs(t->x->n, sums, t->zero, shift, out);
     return good;
 }
@@ -84,7 +84,7 @@ static void multiply(const barycenter *t, int turned, const double *x, double *o
     }
 }
 
-/* out = log(K e^logs), or log(K^T e^logs). Returns 0 if a sum is too near the ends of float64 */
+/* out = log(K e^logs), or log(K^T e^logs). Returns 0 if a sum is too small */
 static int log_products(const barycenter *t, int turned, const double *logs, double *out) {
     const int64_t p = t->x->p, n = t->x->n;
     double *vectors = t->left, *sums = t->weight, *top = t->move;

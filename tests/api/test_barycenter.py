@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 import mapuot
 from mapuot import pot
 from mapuot.ascend.barycenters import Barycenter, DebiasedBarycenter
+from mapuot.ascend.loop import Run
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu.operator import least_eigenvalue
 from mapuot.penalties import plan_error
@@ -146,6 +147,18 @@ def test_one_call_makes_the_passes_that_a_callback_hears_of(seed):
     with pytest.warns(mapuot.ConvergenceWarning, match="after 2 passes"):
         few = mapuot.barycenter(M, A, tol=1e-14, max_passes=2, **call)
     assert few.n_passes == 2
+
+
+@pytest.mark.parametrize(("far", "few"), [(1.0, True), (400.0, True), (2000.0, False)])
+def test_one_call_is_enough_unless_a_sum_underflows(far, few, monkeypatch):
+    """Only where K has a row of zeros do other passes follow, which take out maxima."""
+    others, run = [], Run.run
+    monkeypatch.setattr(Run, "run", lambda *words: others.append(words) or run(*words))
+    x = np.array([0.0, 0.1, np.sqrt(far)])
+    M = (x[:, None] - x) ** 2
+    M[2, 2] = far
+    assert mapuot.barycenter(M, np.ones((2, 3)), reg=1.0, reg_m=30.0).converged
+    assert bool(others) != few
 
 
 @pytest.mark.parametrize("far", [300.0, 600.0, 2000.0])
