@@ -298,7 +298,10 @@ class Result(CertifiedAnswer, Answer):
         """
         if self.status in FAILED:
             return np.inf
-        return float(primal_value(self.problem, *self._values())) + self.problem.lift
+        values = self._values()
+        value = float(primal_value(self.problem, *values))
+        constant = self.problem.constant
+        return value + constant * float(values[0]) if constant else value
 
     @cached_property
     def dual(self) -> float:

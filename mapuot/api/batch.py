@@ -782,7 +782,8 @@ class BatchResult(Answer, Sequence[Result]):
             f, g = (scaled_by(p.regs, x) for x in self.own_logs)
         sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
         rhos = (self._rho(True), self._rho(False))
-        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos) + p.lift
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos)
+        values = values + p.constant * self.mass if p.constant else values
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)

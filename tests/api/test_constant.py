@@ -133,3 +133,19 @@ def test_a_missing_pair_is_found():
     found = [mapuot.certify(x.replace(M=csr_of(np.where(some, x.M, np.inf))).solve(), x.M) for x in (case, plain)]
     assert found[0].missing == pytest.approx(found[1].missing, rel=1e-5)
     assert found[0].error_bound == pytest.approx(found[1].error_bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("most", [1, 2, 10_000])
+def test_the_objective_is_that_of_the_plan_where_hard_columns_are_missed(most):
+    """The constant is paid by the mass of the plan, not by the mass that was asked for."""
+    rng = np.random.default_rng(0)
+    M, a, b = rng.random((5, 6)) + 1e6, rng.random(5), 2 * rng.random(6)
+    known = {"reg": 0.1, "reg_m": (1.0, np.inf), "method": "sinkhorn", "max_passes": most}
+    batch = mapuot.solve_batch(np.stack([M, M]), a, b, **known)
+    for result in (mapuot.solve(M, a, b, **known), batch[1]):
+        P = result.plan
+        paid = sum(
+            (x * np.log(x / t) - x + t).sum() * rho for x, t, rho in ((P, np.outer(a, b), 0.1), (P.sum(1), a, 1))
+        )
+        assert result.objective == pytest.approx((P * M).sum() + paid, rel=1e-13)
+    np.testing.assert_allclose(batch.objective, result.objective, rtol=1e-12)
