@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -44,7 +44,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install 'mapuot[torch]'") from error
 
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 __all__ = [
     "SamplesLoss",
     "SinkhornDivergence",
