@@ -109,6 +109,9 @@ class FactoredPlans(Protocol):
     def meet_columns(self, places: Any) -> None:
         """Set log v by the columns' prox for log u: a point of little mass is otherwise far from its potential."""
 
+    def finish(self) -> None:
+        """Wait until all work has ended, so that the memory of requests may be reused."""
+
     def trial(self, places: Any, lengths: F64) -> Judged:
         """Form the plans of log v + length y that meet their rows."""
 
@@ -174,7 +177,7 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: fl
         enough[left[better]] = np.maximum(allowed[left], reached.rounding)[better]
         work.keep(left[better])
         begins[:] = last
-    work.set_level(1.0)
+    work.finish()
     return factors
 
 

@@ -97,6 +97,9 @@ class HostPlans:
             found = (np.log(b) - np.log(sums) - top - self.log_c[1][i]) / (1.0 + self.sides.k_cols[i])
             self.log_v[i] = np.where((b > 0) & (sums > 0), found, self.log_v[i])
 
+    def finish(self) -> None:
+        """Do nothing: calls return when their work has ended."""
+
     def trial(self, places: Any, lengths: F64) -> Judged:
         a, b, k_rows, k_cols = self.sides.of(places)
         log_u, log_v, r, _, q = (x[places] for x in self.own)

@@ -76,6 +76,9 @@ class DevicePlans:
         for x, own in zip(self.best, (self.log_u, self.log_v), strict=True):
             x[which] = own[which]
 
+    def finish(self) -> None:
+        cp.cuda.get_current_stream().synchronize()
+
     def request(self, places: Any, slots: Any, numbers: Any) -> None:
         """Send the entries of the next launches: problems, the slots of their equations, and a number for each."""
         self.sent = (self.sent + 1) % WAITING
