@@ -300,8 +300,9 @@ class Result(CertifiedAnswer, Answer):
             return np.inf
         values = self._values()
         value = float(primal_value(self.problem, *values))
-        constant = self.problem.constant
-        return value + constant * float(values[0]) if constant else value
+        if self.converged:
+            return value + self.problem.lift  # of the masses asked for, as in `dual`
+        return value + (self.problem.constant * float(values[0]) if self.problem.constant else 0.0)
 
     @cached_property
     def dual(self) -> float:
