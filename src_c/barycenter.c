@@ -292,8 +292,8 @@ static int passes(barycenter *t) {
     mapuot_limits limits = {.reg = x->reg};
     mapuot_progress progress = {.best_dual = -INFINITY};
     mapuot_stats stats = {0};
-    int begun = 0, stepped = 0;
-    for (x->made = 0; x->made < x->most;) {
+    int begun = 0, stepped = 0, dropped = 0;
+    for (x->made = 0; x->made < x->most || dropped;) { /* a dropped step is no pass: rarely one more */
         if (!find(t)) return MAPUOT_ABSORB;
         x->made += 1;
         progress.extrapolated = stepped;
@@ -304,9 +304,11 @@ static int passes(barycenter *t) {
         if (stats.rejected > 0) {
             memcpy(t->state, t->last_image, bytes);
             begun = stepped = 0;
+            dropped = 1;
             t->made = 0;
             continue;
         }
+        dropped = 0;
         const double guess = imagine(t);
         if (!isfinite(guess)) return MAPUOT_ABSORB;
         if (guess <= x->tol) return MAPUOT_CONVERGED;
