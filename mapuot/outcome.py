@@ -132,9 +132,10 @@ def after_dropped_step(before: Outcome, again: Outcome, is_certified_later: bool
     return before
 
 
-def without_certificate(outcome: Outcome) -> Outcome:
-    """Return the outcome of a last pass whose hard columns have not been judged."""
+def without_certificate(stat: Stats, outcome: Outcome) -> Outcome:
+    """Return the outcome of a last pass whose hard columns have not been judged; it is not certified."""
     if outcome.status == "converged":
+        stat.status = "running"
         return SPENT
     return outcome
 
@@ -171,8 +172,9 @@ def at_start(outcome: Outcome, factors_follow: bool) -> Outcome:
     return outcome
 
 
-def before_factored_steps() -> Outcome:
+def before_factored_steps(stat: Stats) -> Outcome:
     """Return the outcome of passes that only prepare Newton's steps with a factor, which certify the plan."""
+    stat.status = "running"
     return Outcome("stalled", "steps with a factor follow, and certify")
 
 

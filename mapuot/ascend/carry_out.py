@@ -167,19 +167,21 @@ def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) 
     if run.status not in FAILED:
         level = stage.reg / task.reg
         starts[level] = Reached(level, *run.potentials)
-    if run.status == "converged" and not stage.certifies and run.n_passes < run.max_passes and misses(task):
-        run.outcome = outcomes.before_factored_steps()
+    is_last = run.is_cancelled or run.n_passes >= run.max_passes  # the loop has certified it
+    if run.status == "converged" and not stage.certifies and not is_last and misses(task):
+        run.outcome = outcomes.before_factored_steps(run.trace[-1])
 
 
 def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
     """Set the outcome that the next stages test; return whether the solve is cancelled."""
     if larger or (stage.kept and run.status != "converged"):
-        cancelled = run.status == "cancelled"
+        cancelled = run.is_cancelled
         run.outcome = outcomes.after_rough_stage()
     elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
         run.outcome = outcomes.after_rough_stage()
     else:
         is_spent = run.n_passes >= min(stage.most, run.max_passes)
+        cancelled = cancelled or (run.is_cancelled and run.status != "converged")
         run.outcome = outcomes.after_own_stage(run.outcome, cancelled, is_spent)
     return cancelled
 

@@ -59,6 +59,7 @@ class Run:
         self.next_meet = 0  # number of the pass from which Newton's step is tried again
         self.products = 0  # products of Newton's steps towards hard columns so far
         self.budget = 0  # most products of Newton's steps; 0: no limit
+        self.is_cancelled = False  # the callback or another thread has asked to end
         self.factors = 0  # factorisations by Newton's steps
         self.trace = trace or []
         self.lift = 0.0  # of the dual values: the value of the constant that was taken out of M
@@ -131,7 +132,9 @@ class Run:
         if self.bar:
             self.bar.update(len(stats))
             self.bar.set_postfix_str(describe_bound(stats[-1].error), refresh=False)
-        return outcomes.after_pass(stats[-1].status, bool(self.ranks.max(cancelled)), self.is_spent)
+        is_cancelled = bool(self.ranks.max(cancelled))
+        self.is_cancelled = self.is_cancelled or is_cancelled
+        return outcomes.after_pass(stats[-1].status, is_cancelled, self.is_spent)
 
     def call_back(self, stat: Stats) -> bool:
         """Call the callback with a copy that it may keep; return whether it asks to cancel."""
@@ -261,6 +264,8 @@ class StagePasses:
         outcome = outcomes.after_newton_step(last, holds, verdict == GIVES_UP, run.is_spent)
         if outcome.status != "running":
             return outcome
+        if run.is_cancelled:
+            return outcomes.CANCELLED
         run.next_meet = run.n_passes + newton.wait
         workspace.restart(newton.start(workspace, run.backend))
         if verdict == OPEN:
@@ -306,10 +311,10 @@ class StagePasses:
         last = run.trace[-1]
         workspace.conclude(last)
         newton = self.newton
-        if newton is None and (run.status == "cancelled" or run.n_passes >= run.max_passes):
+        if newton is None and (run.is_cancelled or run.n_passes >= run.max_passes):
             newton = workspace.newton()  # the stages that would certify are left out
             if newton:
-                run.outcome = outcomes.without_certificate(run.outcome)
+                run.outcome = outcomes.without_certificate(last, run.outcome)
         is_open = run.status not in (*FAILED, "converged") and run.certified is not last
         if not (newton and newton.needed and is_open):
             return outcomes.after_certificate(last, run.outcome)
