@@ -555,11 +555,12 @@ class BatchRun:
         """
         task, options = workspace.task, workspace.options
         starts = list[Reached]()
-        for stage in stages:
-            workspace.climb(stage.reg, dataclasses.replace(options, tol=max(options.tol, START_TOL)), most)
-            starts.insert(0, workspace.reached(stage.reg / task.reg))
-        workspace.climb(task.reg, options, most)
-        starts.insert(0, workspace.reached(1.0))
+        rough = dataclasses.replace(options, tol=max(options.tol, START_TOL))
+        for reg, own in (*((stage.reg, rough) for stage in stages), (task.reg, options)):
+            left = self.max_passes - 1 - int(workspace.field("passes").max())  # the last pass certifies
+            if left > 0:
+                workspace.climb(reg, own, min(most, left))
+                starts.insert(0, workspace.reached(reg / task.reg))
         workspace.begin_at(factored_batch(task, workspace.exponents, starts, options.tol))
         workspace.iterate(1)
         log_v, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
@@ -783,7 +784,8 @@ class BatchResult(Answer, Sequence[Result]):
         sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
         rhos = (self._rho(True), self._rho(False))
         values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos)
-        values = values + p.constant * self.mass if p.constant else values
+        if p.constant:
+            values = values + np.where(self.status == "converged", p.lift, p.constant * self.mass)
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)

@@ -33,15 +33,14 @@ def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], to
     """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
     p = len(task)
     (m, n) = task.shape
-    xp = namespace(starts[0].log_v)
-    found = xp.empty((p, n))
+    found = list[Any]()
     step = max(1, CHUNK_BYTES // (8 * MATRICES * m * n))
     for i0 in range(0, p, step):
         part = slice(i0, min(i0 + step, p))
         costs = exponents(part.start, part.stop)
         own = [Reached(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
-        found[part] = improved(xp, task, costs, task.A[part], task.B[part], own, tol)[0]
-    return found
+        found.append(improved(namespace(costs), task, costs, task.A[part], task.B[part], own, tol)[0])
+    return namespace(found[0]).concatenate(found)
 
 
 def improved(

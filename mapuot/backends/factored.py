@@ -172,7 +172,7 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: fl
             level_miss = np.maximum(np.minimum(FINER * missed[left], FINE_MISS), allowed[left])
         reached = follow_path(work, left, begins[left], allowed[left], starts, level_miss, again)
         factors += reached.factors
-        better = reached.missed < missed[left]
+        better = ~(missed[left] <= reached.missed)  # NaN is no miss to keep
         missed[left[better]] = reached.missed[better]
         enough[left[better]] = np.maximum(allowed[left], reached.rounding)[better]
         work.keep(left[better])

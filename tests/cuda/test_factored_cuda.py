@@ -1,5 +1,7 @@
 """Newton's steps with a factor on a GPU equal the host's, step by step."""
 
+from importlib import import_module
+
 import cupy as cp
 import numpy as np
 import pytest
@@ -91,6 +93,40 @@ def test_bounds_are_true_where_passes_end_before_the_steps(most):
             error = np.abs(host(result.plan) - exact.plan).sum() / exact.plan.sum()
             assert error <= result.error_bound + exact.error_bound
             assert result.n_passes <= most
+
+
+def test_ragged_clouds_in_several_chunks(monkeypatch):
+    """A chunk without the largest cloud has the shape of all."""
+    monkeypatch.setattr(import_module("mapuot.ascend.factored"), "CHUNK_BYTES", 1)
+    clouds = [points(seed)[:, : 30 - 5 * seed] for seed in range(3)]
+    known = {"reg": 1.0, "reg_m": np.inf}
+    found = mapuot.solve_batch(mapuot.PointCloud(*zip(*clouds, strict=True), scale=1e3), backend="cuda", **known)
+    assert found.converged.all()
+    for result, (x, y) in zip(found, clouds, strict=True):
+        exact = mapuot.solve(mapuot.PointCloud(x, y, scale=1e3), tol=1e-9, **known)
+        assert np.abs(host(result.plan) - exact.plan).sum() <= result.error_bound + exact.error_bound
+
+
+@pytest.mark.parametrize("most", [1, 3, 10])
+def test_a_batch_keeps_to_max_passes(most):
+    costs = np.stack([clustered(seed) for seed in range(3)])
+    found = mapuot.solve_batch(cp.asarray(costs), reg=1.0, reg_m=np.inf, max_passes=most)
+    assert max(result.n_passes for result in found) <= most + 1
+
+
+@pytest.mark.parametrize("at", [1, 20, 60])
+def test_a_callback_ends_a_solve_whose_passes_certify_nothing(at):
+    M = clustered(0)
+    exact = mapuot.solve(M, reg=1.0, reg_m=np.inf, tol=1e-9)
+    calls = []
+
+    def stop(stats):
+        calls.append(stats)
+        return len(calls) == at
+
+    result = mapuot.solve(cp.asarray(M), reg=1.0, reg_m=np.inf, callback=stop)
+    assert result.n_passes <= at + 2
+    assert np.abs(host(result.plan) - exact.plan).sum() <= result.error_bound + exact.error_bound
 
 
 def test_clouds_on_the_device_are_solved_by_steps():

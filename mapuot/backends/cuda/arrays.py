@@ -304,11 +304,14 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
     return out
 
 
-def clouds_tables(clouds: Any, plan: Any = None) -> Any:
-    """Form the costs, or plans, of many clouds, (p, m, n); a smaller cloud is padded with its last point."""
+def clouds_tables(clouds: Any, plan: Any = None, shape: tuple[int, int] | None = None) -> Any:
+    """Form the costs, or plans, of many clouds, (p, m, n); a smaller cloud is padded with its last point.
+
+    ``shape``: (m, n), by default that of the largest cloud.
+    """
     metric, scale = clouds.whole.core
     columns = cp.ascontiguousarray(clouds.whole.columns)
-    out = cp.empty((len(clouds), *clouds.shape))
+    out = cp.empty((len(clouds), *(shape or clouds.shape)))
     return tables(clouds.whole.rows, columns, metric.number, scale, out, clouds.places_there, plan)
 
 

@@ -226,7 +226,7 @@ class DeviceBatch:
         if made:
             record = self.record(options, reg, count)
             record["coarse"] = 1
-            self.make(record)
+            self.advance(record)
             return
         self.advance(self.record(options, reg, self.passes + count))
         self.go_on(slice(None), reg / self.task.reg)
@@ -265,7 +265,7 @@ class DeviceBatch:
         """Return -M / reg of some problems, (i1 - i0, m, n)."""
         clouds = self.task.several
         if clouds:
-            M = clouds_tables(clouds.of(slice(i0, i1)))
+            M = clouds_tables(clouds.of(slice(i0, i1)), shape=self.task.shape)
         elif self.M.ndim == 2:
             M = self.M
         else:
