@@ -24,7 +24,7 @@ TABLES = {  # marker: (where its table stands, the records that it is of)
     "pass": ((RAW,), ["pass"]),
     "tensors": ((RAW,), ["tensors-nvidia-h200", "tensors"]),
     "zoo": ((RAW,), ["zoo-nvidia-h200", "zoo", "zoo-intel"]),
-    "hard": ((RAW,), ["hard-nvidia-h200"]),
+    "hard": ((RAW,), ["hard-nvidia-h200", "hard"]),
     "loss": ((RAW,), ["loss-nvidia-h200"]),
     "points": ((RAW,), ["points-nvidia-h200", "points"]),
     "sparse": ((RAW,), ["sparse-nvidia-h200", "sparse"]),
