@@ -79,8 +79,8 @@ def cut_of_flow(problem: Problem) -> str | None:
         total = least.sum()
         if not 0 < total < np.inf:
             continue
-        wanted = np.floor(least * (WHOLE / total)).astype(np.int32)
-        allowed = np.ceil(np.minimum(most, total) * (WHOLE / total)).astype(np.int32)
+        wanted = np.floor(WHOLE * (least / total)).astype(np.int32)
+        allowed = np.ceil(WHOLE * (np.minimum(most, total) / total)).astype(np.int32)
         first = 0
         last = 1 + k + count
         points = 1 + np.arange(k)
