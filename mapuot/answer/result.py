@@ -299,10 +299,7 @@ class Result(CertifiedAnswer, Answer):
         if self.status in FAILED:
             return np.inf
         values = self._values()
-        value = float(primal_value(self.problem, *values))
-        if self.converged:
-            return value + self.problem.lift  # of the masses asked for, as in `dual`
-        return value + (self.problem.constant * float(values[0]) if self.problem.constant else 0.0)
+        return float(primal_value(self.problem, *values) + self.problem.lift_of(values[0], self.converged))
 
     @cached_property
     def dual(self) -> float:

@@ -784,8 +784,7 @@ class BatchResult(Answer, Sequence[Result]):
         sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
         rhos = (self._rho(True), self._rho(False))
         values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos)
-        if p.constant:
-            values = values + np.where(self.status == "converged", p.lift, p.constant * self.mass)
+        values = values + p.lift_of(self.mass, self.status == "converged")
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)

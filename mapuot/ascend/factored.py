@@ -112,19 +112,10 @@ def certify_passes(task: BatchProblem, stats: Any, log_v: F64, marginals: F64, t
     """
     rows, cols = task.sides
     newton = Newton(task.reg, np.asarray(host(task.B[0])), np.broadcast_to(cols.rho, task.shape[1:]))
-    newton.record.m = task.shape[0]
-    newton.record.hard_rows = rows.rho_range[0] == np.inf
-    newton.record.least = 1 / (1 + rows.rho_range[1] / task.reg)
-    newton.record.budget = 1
+    newton.set_rows(rows, task.shape[0])
     holds = np.zeros(len(stats), bool)
     for i, weight in enumerate(host(task.B)):
         newton.weight = weight
-        newton.record.all_products = 1  # the budget is used up: no products
-        newton.record.tried = 0
-        holds[i] = newton.solve(stats["error"][i], tol, log_v[i], marginals[i], no_product) == HOLDS
+        holds[i] = newton.solve(stats["error"][i], tol, log_v[i], marginals[i]) == HOLDS
         stats["error"][i] = newton.record.error
     return holds
-
-
-def no_product(d: F64) -> F64:
-    raise AssertionError("no product follows a budget that is spent")

@@ -10,6 +10,7 @@ from ..arrays import any_of, host, namespace
 from ..contract import Options, Stats
 from ..penalties import F64
 from ..problem.problem import Problem
+from ..problem.side import Side
 from .kernel import TINY
 from .rules import core
 
@@ -44,6 +45,12 @@ class Newton:
         lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", self.room))
         w.n, w.reg = n, reg
         self.y, self.d, self.t = (np.frombuffer(ffi.buffer(x, 8 * n)) for x in (w.y, w.d, w.t))
+
+    def set_rows(self, rows: Side, m: int) -> None:
+        """Set the penalty and the number of the rows, which each pass meets."""
+        self.record.m = m
+        self.record.hard_rows = rows.rho_range[0] == math.inf
+        self.record.least = 1 / (1 + rows.rho_range[1] / self.record.reg)
 
     @property
     def wait(self) -> int:
@@ -91,9 +98,7 @@ class ColumnsNewton(Newton):
         rows, cols, parts = problem.rows, problem.cols, problem.parts
         super().__init__(problem.reg, cols.weight, cols.rho)
         self.problem = problem
-        self.record.m = int(rows.ranks.sum(problem.shape[0]))
-        self.record.hard_rows = rows.rho_range[0] == math.inf
-        self.record.least = 1 / (1 + rows.rho_range[1] / problem.reg)
+        self.set_rows(rows, int(rows.ranks.sum(problem.shape[0])))
         if parts:
             self.part = np.ascontiguousarray(parts.cols, np.int32)
             self.parts = parts.count + 1
@@ -104,17 +109,14 @@ class ColumnsNewton(Newton):
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step from the last pass; replace the error in ``stat`` by the error that the step certifies."""
+        made = None
         if workspace.makes_products:
             made = workspace.marginals()[1], workspace.newton_product()
         elif workspace.has_exact_marginals:  # no products are needed near the end
-            log_v = host(workspace.potentials()[1])
-            s = workspace.marginals()[1]
-            if self.solve(stat.error, tol, log_v, s) == HOLDS:
+            log_v = workspace.potentials()[1]
+            if self.solve(stat.error, tol, log_v, workspace.marginals()[1]) == HOLDS:
                 stat.error = float(self.record.error)
                 return HOLDS
-            made = None
-        else:
-            made = None
         return self.step_from(workspace.potentials(), workspace.options, backend, stat, tol, made)
 
     def step_from(

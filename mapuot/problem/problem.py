@@ -188,6 +188,10 @@ class Common(DerivedMembers):
         """The lift less its rounding, for lower bounds."""
         return self.lift - LIFT_ROUNDING * np.abs(self.lift)
 
+    def lift_of(self, mass: Any, converged: Any) -> Any:
+        """Return the value of the constant for plans of this mass; of converged ones the lift, as in dual values."""
+        return np.where(converged, self.lift, self.constant * mass) if self.constant else 0.0
+
     @property
     def constants(self) -> tuple[float, float]:
         """The parts of the constant in f and in g: it belongs to the hard side, or to both, half to each."""
