@@ -20,6 +20,7 @@ import mapuot
 
 from . import common
 from .device import free_pools, wall
+from .problems import squared_distances
 
 NEEDS = ("torch",)
 TOLS = (1e-3, 1e-6)
@@ -51,24 +52,20 @@ def cloud(n: int, seed: int) -> Any:
     return centres[of] + widths[of, None] * rng.standard_t(4, size=(n, 3))
 
 
-def pair(n: int, seed: int) -> tuple[Any, Any]:
-    """Return two clustered clouds in units of the deviation of their coordinates."""
-    x, y = cloud(n, 2 * seed + 1), cloud(n, 2 * seed + 2)
+def pair(n: int, seed: int, uniform: bool = False) -> tuple[Any, Any]:
+    """Return two clouds, clustered or uniform, in units of the deviation of their coordinates."""
+    if uniform:
+        rng = np.random.default_rng(seed)
+        x, y = rng.random((n, 3)), rng.random((n, 3)) + 0.1
+    else:
+        x, y = cloud(n, 2 * seed + 1), cloud(n, 2 * seed + 2)
     size = np.concatenate([x, y]).std()
     return x / size, y / size
 
 
 def costs(n: int, seed: int, uniform: bool) -> Any:
     """Return half the squared distances of two clouds."""
-    if uniform:
-        rng = np.random.default_rng(seed)
-        x, y = rng.random((n, 3)), rng.random((n, 3)) + 0.1
-        size = np.concatenate([x, y]).std()
-        x, y = x / size, y / size
-    else:
-        x, y = pair(n, seed)
-    M = 0.5 * (x * x).sum(1)[:, None] + 0.5 * (y * y).sum(1) - x @ y.T
-    return np.maximum(M, 0.0, out=M)
+    return 0.5 * squared_distances(*pair(n, seed, uniform))
 
 
 def shift_until_positive(S: Any, r: Any) -> Any:

@@ -10,7 +10,6 @@ stand our single calls and, on a GPU, a batched torch loop of the same error. Ea
 """
 
 import importlib.util
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,13 +20,14 @@ import mapuot
 
 from . import common, hard, peers
 from .device import wall
+from .hard import timed
 
 NEEDS = ("torch",)
 SIZES = (1_000, 5_000)
 GPU_SIZES = (1_000, 5_000, 100_000)
 CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
 TOLS = (1e-3, 1e-6)
-MATRIX_SIZE, LONGEST = 20_000, 2.0  # points up to which peers form a matrix; seconds above which no call is repeated
+MATRIX_SIZE = 20_000  # most points of the matrices of peers
 EXACT = 1e-8
 MOST_PASSES = 10_000
 MANY = tuple(((256, n, d), (0.05, 0.5)) for n, d in ((64, 3), (100, 3), (256, 3), (256, 64)))  # pairs of clouds at once
@@ -68,16 +68,6 @@ def one_by_one(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[float, 
     few = SOME if x.is_cuda else len(x)
     found = [step(loss, *pair) for pair in zip(x[:few], y[:few], strict=True)]
     return sum(value for value, _ in found), importlib.import_module("torch").stack([slope for _, slope in found])
-
-
-def timed(call: Callable[[], Any], gpu: bool) -> tuple[float, Any]:
-    """Return the least seconds of some calls, of a long one of one, after one that compiles; and its answer."""
-    call()
-    begun = time.perf_counter()
-    answer = call()
-    if (taken := time.perf_counter() - begun) < LONGEST:
-        taken = min(wall(call) if gpu else common.sample(call) for _ in range(3))
-    return taken, answer
 
 
 def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool) -> dict[str, Any]:
