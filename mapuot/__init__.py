@@ -20,10 +20,11 @@ from importlib import import_module
 from typing import Any
 
 from . import pot
+from .answer.batch import BatchResult
 from .answer.load import load
 from .answer.result import Result
 from .api.barycenter import BarycenterResult, barycenter
-from .api.batch import BatchResult, solve_batch
+from .api.batch import solve_batch
 from .api.certify import Certificate, certify, knn_cost
 from .api.divergence import pairwise, sinkhorn_divergence
 from .api.gromov import GromovResult, gromov

@@ -224,7 +224,7 @@ class Backend:
 
 
 class BatchEngine:
-    """Solver of the problems of a batch together; api/batch.py calls it."""
+    """Solver of the problems of a batch together; route/batch.py calls it."""
 
     chunk_bytes = 1 << 26  # bytes of the arrays of one chunk of problems
     climbs = False  # has stages at larger regs

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from .annotations import MarginalPenalty
+from .answer.batch import BatchResult
 from .answer.result import Result
 from .answer.slopes import dual_value, marginal_gradient, mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
-from .api.batch import BatchResult, solve_batch
+from .api.batch import solve_batch
 from .api.divergence import check_options, self_costs
 from .api.gromov import gromov
 from .api.solve import solve

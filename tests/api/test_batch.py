@@ -59,7 +59,7 @@ def assert_as_alone(result, costs, A, B, which=None, tol=1e-6, storage=0.0, **op
 @pytest.mark.parametrize("options", [{}, {"precision": "mixed", "threads": 2}, {"tol": 1e-9}], ids=str)
 def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
     """Where one K cannot hold a problem, the core absorbs and anneals reg for each problem of the batch by itself."""
-    monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
+    monkeypatch.setattr(mapuot.route.batch.BatchRun, "alone", None)
     for M, A, B in (minibatches(), minibatches(dtype="f4"), (minibatches()[0][0], *minibatches()[1:])):
         result = solve_batch(M, A, B, reg=reg, reg_m=reg_m, **options)
         costs = [M] * len(A) if M.ndim == 2 else M

@@ -128,7 +128,7 @@ class Interrupt:
     """Raise KeyboardInterrupt at the k-th place of this thread where one may fall, in modules that wait for threads."""
 
     PLACES = (
-        "mapuot/api/batch.py", "mapuot/threads.py", "cpu/native.py", "/threading.py", "/concurrent/futures/",
+        "mapuot/route/batch.py", "mapuot/threads.py", "cpu/native.py", "/threading.py", "/concurrent/futures/",
         "/queue.py", "/weakref.py", "/_weakrefset.py",
     )  # fmt: skip
 

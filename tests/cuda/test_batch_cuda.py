@@ -43,7 +43,7 @@ def test_every_problem_is_certified(size, reg_m, own):
 def test_small_reg_needs_no_help(reg, monkeypatch):
     """The kernel rebuilds K: no problem is solved alone, and none is NaN."""
     M, A, B = batch_of((40, 50), 1.5, False)
-    monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
+    monkeypatch.setattr("mapuot.route.batch.BatchRun.alone", None)
     result = solve_batch(M, A, B, reg=reg, reg_m=1.0, backend="cuda")
     assert isinstance(result.log_u, np.ndarray)
     assert result.converged.all()
@@ -201,7 +201,7 @@ def test_vectors_outside_of_shared_memory(monkeypatch):
 def test_batches_of_more_than_128_points(own, reg, unused, on_device, monkeypatch):
     """Batches above 128 points run on the device with a cost each; with one cost in the C core, .2 ms each, not 4."""
     M, A, B = batch_of((150, 140), 1.5, own)
-    monkeypatch.setattr(f"mapuot.api.batch.BatchRun.{unused}", None)
+    monkeypatch.setattr(f"mapuot.route.batch.BatchRun.{unused}", None)
     given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
     result = solve_batch(*given, reg=reg, reg_m=1.0, backend="cuda")
     monkeypatch.undo()

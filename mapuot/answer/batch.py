@@ -1,0 +1,272 @@
+"""`BatchResult`: the answers of a batch, as arrays with one row for each problem."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..arrays import host, namespace
+from ..backends import Stats
+from ..cached import cached_property
+from ..contract import Backend
+from ..outcome import CONVERGED
+from ..penalties import F64
+from ..problem.problem import BatchProblem
+from ..status import FAILED
+from . import slopes
+from .result import Answer, Result, numbers, primal_value, with_constant
+from .slopes import Gradient
+
+PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
+PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
+
+
+def column(x: Any, xp: Any) -> Any:
+    """Return one number, or (p, 1) of one for each problem, to multiply tables by."""
+    if np.ndim(x):
+        return xp.asarray(x)[:, None]
+    return x
+
+
+def scaled_by(regs: Any, table: Any) -> Any:
+    """Multiply the rows of a table by one number, or each by its own."""
+    return column(regs, namespace(table)) * table
+
+
+class BatchResult(Answer, Sequence[Result]):
+    """Answers of `solve_batch`: arrays with one row, or one entry, for each of p problems.
+
+    ``batch[i]`` is the `Result` of problem i, and ``for result in batch`` goes through all of them.
+
+    Attributes
+    ----------
+    log_u, log_v : (p, m), (p, n) float64 arrays
+        Log scalings in POT's convention; -inf where the mass of a point is 0. They are CuPy arrays if M, A or B is on a
+        GPU (with a sparse M: if A or B is).
+    row_marginal, col_marginal : (p, m), (p, n) float64 arrays
+        ``P 1`` and ``P^T 1``, in units of mass; on the device of log_u.
+    gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
+        One entry for each problem, as in `Result`.
+    scale_cost : float, or (p,) array
+        The unit of reg and reg_m, in units of M; 1 without ``scale_cost``.
+    scale_mass : float, or (p,) array
+        The divisor of each problem's masses; 1 without ``scale_mass``.
+
+    See Also
+    --------
+    solve_batch : returns it
+    Result : the answer of one problem
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.abs(np.linspace(0, 1, 5)[:, None] - np.linspace(0, 1, 6))
+    >>> batch = mapuot.solve_batch(M, np.full((3, 5), 0.2), reg=0.1, reg_m=1.0)
+    >>> len(batch), batch.row_marginal.shape, batch[0].plan.shape
+    (3, (3, 5), (5, 6))
+    """
+
+    scale_cost: Any = 1.0
+    scale_mass: Any = 1.0
+
+    def __init__(
+        self, problem: BatchProblem, backend: Backend, potentials: Any, marginals: Any, ends: Any,
+        threads: int | None, far: Any = (),
+    ) -> None:  # fmt: skip
+        self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
+        failed = bool(np.isin(ends[-2], FAILED).any())
+        if failed:
+            potentials = numbers(potentials, -np.inf)
+            marginals = numbers(marginals, np.inf)
+        self.own_logs = potentials
+        self.row_marginal, self.col_marginal = marginals
+        self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
+
+    def empty(self, which: Any) -> None:
+        """Set the plans of problems with an empty side to 0; potentials of points with mass are inf."""
+        p = self.problem
+        zero = (self.gap, self.error_bound, self.mass, self.n_passes)
+        left = (np.where(weight > 0, np.inf, -np.inf) for weight in (p.A, p.B))
+        self.own_logs = tuple(np.where(which[:, None], x, y) for x, y in zip(left, self.own_logs, strict=True))
+        self.row_marginal, self.col_marginal = (
+            np.where(which[:, None], 0.0, x) for x in (self.row_marginal, self.col_marginal)
+        )
+        for values in zero:
+            values[which] = 0
+        self.status[which], self.how[which] = CONVERGED.status, "a side has no mass"
+        self.dual[which] = self.objective[which]
+
+    def __repr__(self) -> str:
+        m, n = self.problem.shape
+        worst = self.error_bound.max()
+        if worst < 1:
+            told = f"error_bound <= {worst:.1e}"
+        else:
+            told = "of some nothing certified yet"
+        return f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, {told}>"
+
+    def __len__(self) -> int:
+        return len(self.own_logs[0])
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"problem {i} of {len(self)}")
+        i %= len(self)
+        gap, error, dual, mass = (float(x[i]) for x in (self.gap, self.error_bound, self.dual, self.mass))
+        end = Stats(int(self.n_passes[i]), gap, error, dual, mass, np.nan, False, str(self.status[i]))
+        one = self.problem[i]
+        m, n = one.shape
+        potentials = host(self.own_logs[0][i])[:m], host(self.own_logs[1][i])[:n]
+        marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
+        result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
+        for name in ("scale_cost", "scale_mass"):
+            setattr(result, name, float(np.broadcast_to(getattr(self, name), (len(self),))[i]))
+        if "cost" in vars(self):  # known already: no need to read M again
+            vars(result)["cost"] = float(self.cost[i])
+        return result
+
+    @property
+    def converged(self) -> Any:
+        """Tell which problems converged, (p,) bool."""
+        return self.status == "converged"
+
+    @property
+    def f(self) -> Any:
+        """Dual potentials of the rows, (p, m), in units of M."""
+        with np.errstate(over="ignore"):
+            return with_constant(scaled_by(self.problem.regs, self.own_logs[0]), self.problem.constants[0])
+
+    @property
+    def g(self) -> Any:
+        """Dual potentials of the columns, (p, n), in units of M."""
+        with np.errstate(over="ignore"):
+            return with_constant(scaled_by(self.problem.regs, self.own_logs[1]), self.problem.constants[1])
+
+    def _rho(self, rows: bool) -> Any:
+        """Return reg_m of one side for each problem, (p, 1); None where all share that of the side."""
+        own = self.problem.each
+        rho = None if own is None else own[2 - rows]
+        return None if rho is None else rho[:, None]
+
+    @cached_property
+    def _closed(self) -> tuple[F64, Any, Any]:
+        """Dual terms of the potentials, and the exponents of the plans without M; for CuPy arrays."""
+        found: tuple[F64, Any, Any] = self._backend.dual_terms(self.problem, *self.own_logs)
+        return found
+
+    @cached_property
+    def objective(self) -> F64:
+        """The primal values with every mass term, (p,) (hard constraints count 0); inf for a failed problem."""
+        p = self.problem
+        with np.errstate(over="ignore"):
+            f, g = (scaled_by(p.regs, x) for x in self.own_logs)
+        sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
+        rhos = (self._rho(True), self._rho(False))
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos)
+        values = values + p.lift_of(self.mass, self.status == "converged")
+        for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
+            values[i] = self[int(i)].objective
+        return np.where(np.isin(self.status, FAILED), np.inf, values)
+
+    @cached_property
+    def cost(self) -> F64:
+        """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
+        factors = self._factors()
+        if factors is None:
+            return np.array([self[i].cost for i in range(len(self))])
+        U, K, V, scale = factors
+        xp = namespace(K)
+        MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + self.problem.constant)
+        U *= scale[:, None]
+        shared = MK.ndim == 2
+        if shared:
+            return np.asarray(host(((U @ MK) * V).sum(1)))
+        return np.asarray(host(xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
+
+    @cached_property
+    def plan(self) -> Any:
+        """All plans as one array, (p, m, n), in M's dtype, formed on first use; a list of CSR arrays for a sparse M."""
+        p = self.problem
+        xp = namespace(self.problem.M)
+        if p.cost.operator == "pairs" or p.ragged:
+            return [one.plan for one in self]
+        out = xp.empty((len(self), *p.shape), p.cost.dtype)
+        for i in range(len(self)):
+            self[i]._form_plan(out[i])
+        return out
+
+    def gradient(self) -> Gradient:
+        """Derivatives of the optimal objectives of a `PointCloud` of many clouds by points and masses.
+
+        They are ``x`` (p, m, d), ``y`` (p, n, d), ``a`` (p, m) and ``b`` (p, n), or lists of one array for each problem
+        if clouds have several sizes. ``error`` has (p,) bounds, as in `Result.gradient`.
+        """
+        if self.problem.several is None:
+            raise TypeError("gradient needs M to be a PointCloud of many clouds; that of one problem is result[i]'s")
+        return slopes.gradient(self)
+
+    def plan_sum(self, weights: ArrayLike) -> Any:
+        """Return ``sum_q weights_q P_q``, (m, n) float64; with a cost for each problem, ``weights_q P_q``, (p, m, n).
+
+        For a sparse M it is a CSR array with the same places, and with a sparse M for each problem a list of them.
+        """
+        if np.shape(weights) != (len(self),):
+            raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
+        factors = self._factors()
+        xp = namespace(self.problem.M)
+        if factors is not None:
+            U, K, V, scale = factors
+            U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
+            if K.ndim == 2:
+                return K * (U.T @ V)
+            return U[:, :, None] * K * V[:, None, :]
+        pairs = self.problem.cost.operator == "pairs"
+        each = zip(host(weights), self, strict=True)
+        plans = (float(w) * (one.plan.astype(np.float64) if pairs else one.plan) for w, one in each)
+        if self.problem.M.ndim == 3:
+            if pairs:
+                return list(plans)
+            return xp.stack([*plans]).astype(np.float64)
+        if pairs:
+            total = next(plans)
+        else:
+            total = xp.zeros(self.problem.shape)
+        for plan in plans:
+            if pairs:  # all store their entries, zeros included, in the same places
+                total.data += plan.data
+            else:
+                total += plan
+        return total
+
+    def _factors(self) -> tuple[Any, Any, Any, Any] | None:
+        """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q).
+
+        None if float64 would lose digits, or could not hold a scale.
+        """
+        p = self.problem
+        xp = namespace(self.own_logs[0])
+        spread = p.spread
+        if p.forbidden or p.c is not None or p.cost.operator != "tiles" or (p.each is not None and p.one_cost):
+            return None
+        if p.each is None:
+            reg = p.regs
+        else:
+            reg = xp.asarray(p.regs)[:, None, None]
+        tops = []
+        parts = []
+        for log_x, log_w in zip(self.own_logs, p.log_reference, strict=True):
+            with np.errstate(invalid="ignore"):
+                x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)
+            most = x.max(1)
+            tops.append(xp.where(xp.isneginf(most), 0.0, most))  # -inf if nothing moves in this problem
+            parts.append(xp.exp(x - tops[-1][:, None]))
+            low = xp.where(xp.isneginf(x), np.inf, x).min(1)
+            spread = spread + float((tops[-1] - low).max())
+        top = tops[0] + tops[1] - p.M_min / xp.asarray(p.regs)
+        if not (spread < PRODUCT_SPREAD and float(top.max()) < PRODUCT_TOP):
+            return None
+        K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / reg)
+        return parts[0], K, parts[1], xp.exp(top)
