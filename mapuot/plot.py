@@ -1,32 +1,41 @@
-"""Pictures of results: convergence, plan and marginals, maps in the plane, masses made and lost, a path of regs.
+"""Pictures of results: convergence, plan, maps in the plane, types, images, masses left behind, a path of regs.
 
-Every function draws into ``ax``, by default axes of a new figure, and returns it. Matplotlib is imported on first use.
-A plan is read block by block: no function holds the whole plan.
+Every function draws into ``ax``, by default axes of a new figure, and returns it. Colours come from the active style of
+Matplotlib, so that dark styles work. Further keywords go to the Matplotlib function that draws the data. An object of
+another class than the documented one raises a TypeError that names it. Matplotlib is imported on first use. A plan is
+read block by block: no function holds the whole plan.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .annotations import Seed
+from .answer.draw import as_generator
 from .answer.result import Result
 from .answer.tensors import taken
 from .api.log_matmul import log_matmul
 from .arrays import host
+from .errors import shown
 from .penalties import F64
 from .problem.grid import GridCosts
+from .problem.labels import pair_of
 from .problem.sparse import is_sparse
 from .problem.validate import as_choice, as_count, as_numbers, as_share
 
-__all__ = ["arrows", "convergence", "links", "masses", "path", "plan"]
+__all__ = ["arrows", "convergence", "image", "links", "masses", "path", "plan", "transitions"]
 
-GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: safe for colour-blind readers
 MOST_SLICES = 1 << 24  # largest number of pairs of slices of a grid
 MOST_CELLS = 400  # cells of a picture of the plan, along each side
 LEAST_DRAWN = 1e-17  # smaller errors are drawn at this value
+LEAST_MOVED = 0.01  # nodes of an image below this share of the largest moved mass have no displacement
+ARROWS_OF_IMAGE = 16  # arrows along the longer side of an image
 PLANE = "points in the plane, shape ({}, 2)"
+IMAGES = ("given", "received", "left behind", "displacement")
+FIGURES_OF_TABLE = 144  # cells of a table of transitions that have room for their numbers
 
 
 def pyplot() -> Any:
@@ -38,21 +47,143 @@ def pyplot() -> Any:
     return plt
 
 
-def axes(ax: Any) -> Any:
+# ---- checks
+
+
+def as_result(value: Any, name: str) -> Any:
+    """Return a Result with its tensors as arrays; TypeError for any other object."""
+    found = taken(value, name)
+    if isinstance(found, Result):
+        return found
+    kind = type(found).__name__
+    if kind == "BatchResult":
+        cure = f": draw one of its answers, {name}[0]"
+    elif kind == "Tuned":
+        cure = f": pass {name}.result"
+    else:
+        cure = ""
+    raise TypeError(f"{name} must be a Result, got {kind}{cure}")
+
+
+def as_axes(ax: Any, count: int, **figure: Any) -> list[Any]:
+    """Return a list of ``count`` axes: the given ones, or the axes of a new figure."""
     if ax is None:
-        return pyplot().subplots(constrained_layout=True)[1]
-    return ax
+        made = pyplot().subplots(**{"layout": "constrained", **figure})[1]
+        return list(np.ravel(made))
+    found = list(np.ravel(np.asarray(ax, object)))
+    if len(found) != count:
+        wanted = "one Axes" if count == 1 else f"{count} Axes"
+        raise ValueError(f"ax must be {wanted}, got {len(found)}")
+    for one in found:
+        if not hasattr(one, "transAxes"):
+            raise TypeError(f"ax must be an Axes of Matplotlib, got {shown(one)}")
+    return found
 
 
-def convergence(result: Result, ax: Any = None) -> Any:
+def points_of(value: Any, name: str, count: int) -> F64:
+    return np.asarray(as_numbers(host(taken(value, name)), name, PLANE.format(count), (count, 2)))
+
+
+# ---- colours, from the style in which the axes were made
+
+
+class Colours(NamedTuple):
+    """Colours of one Axes. ``rows`` and ``cols`` are the first two of the style's cycle."""
+
+    rows: Any  # also: mass that moves, mass that is created
+    cols: Any  # also: mass that is left behind
+    given: Any  # a grey between text and background
+    text: Any
+    background: Any
+    cycle: tuple[Any, ...]
+
+
+def colours_of(ax: Any) -> Colours:
+    from matplotlib import colors, rcParams  # noqa: PLC0415 - on first use
+
+    text = np.array(colors.to_rgb(ax.xaxis.label.get_color()))
+    background = colors.to_rgba(ax.get_facecolor())
+    if background[3] == 0:  # a transparent Axes shows its figure
+        background = colors.to_rgba(ax.figure.get_facecolor())
+    paper = np.array(background[:3])
+    cycle = tuple(rcParams["axes.prop_cycle"].by_key().get("color", ("C0",)))
+    rows, cols = (cycle * 2)[:2]
+    return Colours(rows, cols, 0.45 * text + 0.55 * paper, text, paper, cycle)
+
+
+def masses_map(colours: Colours) -> Any:
+    """Return a colour map from the background through the style's first colour nearly to the text's colour."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb  # noqa: PLC0415 - on first use
+
+    last = 0.8 * colours.text + 0.2 * np.array(to_rgb(colours.rows))
+    return LinearSegmentedColormap.from_list("mass", [colours.background, colours.rows, last])
+
+
+def shares_map(colours: Colours) -> Any:
+    """Return a colour map from the background to the style's first colour."""
+    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - on first use
+
+    return LinearSegmentedColormap.from_list("share", [colours.background, colours.rows])
+
+
+def balance_map(colours: Colours) -> Any:
+    """Return a colour map with grey in its middle: left behind below it, created above it."""
+    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - on first use
+
+    middle = 0.2 * colours.text + 0.8 * colours.background
+    return LinearSegmentedColormap.from_list("balance", [colours.cols, middle, colours.rows])
+
+
+def with_norm(style: dict[str, Any], norm: Any) -> dict[str, Any]:
+    """Add a norm to the keywords, unless the caller gave limits or a norm."""
+    if {"norm", "vmin", "vmax"} & set(style):
+        return style
+    return {"norm": norm, **style}
+
+
+def power_scale(largest: float) -> Any:
+    """Return a scale by square roots from 0, which shows masses of 1 % of the largest as 10 %."""
+    from matplotlib.colors import PowerNorm  # noqa: PLC0415 - on first use
+
+    return PowerNorm(0.5, vmin=0.0, vmax=largest or 1.0)
+
+
+def colour_bar(drawn: Any, ax: Any, label: str, **place: Any) -> Any:
+    if "cax" not in place:
+        place["ax"] = ax
+    bar = ax.figure.colorbar(drawn, **place)
+    bar.set_label(label)
+    if hasattr(bar.formatter, "set_powerlimits"):
+        bar.formatter.set_powerlimits((-2, 4))
+    return bar
+
+
+def legend_below(ax: Any, columns: int) -> None:
+    """Put the legend below the labels of the ticks, where it covers no point."""
+    from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415 - on first use
+
+    below = ax.transAxes + ScaledTranslation(0, -26 / 72, ax.figure.dpi_scale_trans)
+    ax.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, frameon=False,
+        columnspacing=1.2, handletextpad=0.4, borderaxespad=0.0, markerscale=1.6,
+    )  # fmt: skip
+
+
+# ---- the certificate
+
+
+def convergence(result: Result, ax: Any = None, **style: Any) -> Any:
     """Draw the certified error and the relative gap after every pass, and the steps that the guard rejected.
 
-    A solve at a small reg may begin with larger regs; both lines rise at each change of reg.
+    Above the dotted line at 1 the bound says nothing. A solve at a small reg may begin with larger regs; both lines
+    rise at each change of reg.
 
     Parameters
     ----------
     result : Result
     ax : matplotlib Axes, optional
+    **style
+        Keywords of `matplotlib.axes.Axes.plot`, for both lines.
 
     Returns
     -------
@@ -70,22 +201,27 @@ def convergence(result: Result, ax: Any = None) -> Any:
     >>> mapuot.plot.convergence(result).get_xlabel()
     'pass'
     """
-    result = taken(result, "result")
-    ax = axes(ax)
+    result = as_result(result, "result")
+    (ax,) = as_axes(ax, 1)
+    colours = colours_of(ax)
     passes = np.array([stat.n_pass for stat in result.trace])
     error = np.array([stat.error for stat in result.trace])
     gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in result.trace])
     dropped = np.array([stat.rejected for stat in result.trace], bool)
-    for values, colour, name in ((error, MOVED, "bound of the plan's error"), (gap, GIVEN, "gap / |dual|")):
+    lines = (error, colours.rows, "bound on the plan's error"), (gap, colours.given, "gap / |dual|")
+    for values, colour, name in lines:
         drawn = np.where(np.isfinite(values), np.maximum(values, LEAST_DRAWN), np.nan)
-        ax.plot(passes, drawn, color=colour, marker=".", label=name)
+        ax.plot(passes, drawn, **{"color": colour, "marker": ".", "label": name, **style})
     if dropped.any():
         at = np.where(np.isfinite(error[dropped]), np.maximum(error[dropped], LEAST_DRAWN), 1.0)
-        ax.plot(passes[dropped], at, "x", color=LOST, label="step dropped")
+        ax.plot(passes[dropped], at, "x", color=colours.cols, label="step rejected")
     ax.set(xlabel="pass", yscale="log", title=f"{result.status} after {result.n_passes} passes")
-    ax.axhline(1.0, color=GIVEN, lw=0.8, ls=":")  # from here on the bound says something
+    ax.axhline(1.0, color=colours.given, lw=0.8, ls=":")
     ax.legend()
     return ax
+
+
+# ---- the plan
 
 
 def cells(length: int, most: int) -> Any:
@@ -94,25 +230,32 @@ def cells(length: int, most: int) -> Any:
     return (np.arange(count) * length) // count
 
 
-def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
-    """Add up the plan's mass between at most ``most`` runs of rows and of columns."""
-    result = taken(result, "result")
+def coarse_plan(result: Result, most: int = MOST_CELLS, orders: Any = None) -> F64:
+    """Add up the plan's mass between at most ``most`` runs of rows and of columns.
+
+    ``orders``: the rows and the columns in the order of the picture; None for their own.
+    """
+    result = as_result(result, "result")
     m, n = result.problem.shape
-    if isinstance(result.problem.cost, GridCosts) and (sums := sums_of_slices(result, most)) is not None:
+    by_slices = isinstance(result.problem.cost, GridCosts) and orders is None
+    if by_slices and (sums := sums_of_slices(result, most)) is not None:
         rows, cols = (cells(length, most) for length in sums.shape)
         return np.asarray(np.add.reduceat(np.add.reduceat(sums, rows, axis=0), cols, axis=1))
     result.problem.cost.check_listed("plot.plan")
-    rows = cells(m, most)
-    cols = cells(n, most)
-    out = np.zeros((len(rows), len(cols)))
+    firsts = cells(m, most), cells(n, most)
+    cell = [np.searchsorted(first, np.arange(k), side="right") - 1 for first, k in zip(firsts, (m, n), strict=True)]
+    if orders is not None:
+        for places, order in zip(cell, orders, strict=True):
+            places[order] = places.copy()
+    out = np.zeros((len(firsts[0]), len(firsts[1])))
     for i0, block in result._blocks():
         if is_sparse(block):
-            pairs = block.tocoo()
-            i, j = (np.searchsorted(x, y, side="right") - 1 for x, y in ((rows, i0 + pairs.row), (cols, pairs.col)))
-            np.add.at(out, (i, j), pairs.data.astype(np.float64))
+            pairs = host(block).tocoo()
+            np.add.at(out, (cell[0][i0 + pairs.row], cell[1][pairs.col]), pairs.data.astype(np.float64))
             continue
-        narrow = np.add.reduceat(np.asarray(block, np.float64), cols, axis=1)
-        np.add.at(out, np.searchsorted(rows, np.arange(i0, i0 + len(block)), side="right") - 1, narrow)
+        wide = np.asarray(host(block), np.float64)
+        narrow = np.add.reduceat(wide if orders is None else wide[:, orders[1]], firsts[1], axis=1)
+        np.add.at(out, cell[0][i0 : i0 + len(wide)], narrow)
     return out
 
 
@@ -141,16 +284,20 @@ def sums_of_slices(result: Result, most: int) -> F64 | None:
     return np.asarray(np.exp(sums - between.read(0, counts[0]) / problem.reg))
 
 
-def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
-    """Draw the plan as a picture, with both marginals beside it: moved mass in colour, given mass in grey.
+def plan(result: Result, ax: Any = None, most: int = MOST_CELLS, labels: Any = None, **style: Any) -> Any:
+    """Draw the plan as a picture, with the given mass (grey) and the moved mass (coloured) of both sides beside it.
 
     Parameters
     ----------
     result : Result
     ax : matplotlib Axes, optional
-        The marginals take parts of these axes.
+        The marginals and the colour bar take parts of these axes.
     most : int
         Largest number of rows and columns of the picture; neighbours are added up.
+    labels : pair of (m,) and (n,) arrays, optional
+        Types of the rows and of the columns. The picture then has points of one type side by side.
+    **style
+        Keywords of `matplotlib.axes.Axes.imshow`. Without limits or a norm, colours follow the square root of the mass.
 
     Returns
     -------
@@ -159,6 +306,7 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     See Also
     --------
     links : the pairs that hold most of the mass
+    transitions : the mass between types
 
     Examples
     --------
@@ -168,39 +316,186 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.plan(result)
     """
-    result = taken(result, "result")
-    ax = axes(ax)
+    result = as_result(result, "result")
     m, n = result.problem.shape
-    picture = coarse_plan(result, as_count(most, "most"))
-    ax.imshow(picture, aspect="auto", cmap="Blues", extent=(0, n, m, 0), interpolation="nearest")
+    most = as_count(most, "most")
+    kinds: Any = None
+    orders = None
+    if labels is not None:
+        kinds = pair_of(labels, [m, n])
+        orders = [np.argsort(kind, kind="stable") for kind in kinds[0]]
+    made = ax is None
+    (ax,) = as_axes(ax, 1)
+    colours = colours_of(ax)
+    if not made and ax.figure.get_layout_engine() is None:  # make room within the given axes
+        box = ax.get_position()
+        ax.set_position([box.x0, box.y0, 0.65 * box.width, 0.8 * box.height])
+    picture = coarse_plan(result, most, orders)
+    style = {"aspect": "auto", "cmap": masses_map(colours), "interpolation": "nearest", **style}
+    drawn = ax.imshow(picture, extent=(0, n, m, 0), **with_norm(style, power_scale(float(picture.max(initial=0.0)))))
     ax.set(xlabel="column", ylabel="row")
-    for place, along, limits, given, moved in (
-        ([1.02, 0.0, 0.2, 1.0], "horizontal", {"ylim": (m, 0)}, result.problem.rows.weight, result.row_marginal),
-        ([0.0, 1.02, 1.0, 0.2], "vertical", {"xlim": (0, n)}, result.problem.cols.weight, result.col_marginal),
+    for place, along, limits, side, moved in (
+        ([1.02, 0.0, 0.2, 1.0], "horizontal", {"ylim": (m, 0)}, result.problem.rows, result.row_marginal),
+        ([0.0, 1.02, 1.0, 0.2], "vertical", {"xlim": (0, n)}, result.problem.cols, result.col_marginal),
     ):
         beside = ax.inset_axes(place)
-        starts = cells(len(given), most)
-        edges = np.append(starts, len(given))
-        for values, colour, name in ((given, GIVEN, "given"), (moved, MOVED, "moved")):
-            height = np.add.reduceat(np.asarray(values, np.float64), starts) / np.diff(edges)
+        starts = cells(len(side.weight), most)
+        edges = np.append(starts, len(side.weight))
+        order = slice(None) if orders is None else orders[along == "vertical"]
+        for values, colour, name in ((side.weight, colours.given, "given"), (moved, colours.rows, "moved")):
+            height = np.add.reduceat(np.asarray(host(values), np.float64)[order], starts) / np.diff(edges)
             beside.stairs(height, edges, fill=True, alpha=0.7, color=colour, label=name, orientation=along)
         beside.set(xticks=[], yticks=[], **limits)
-    beside.legend(fontsize="x-small")
+        beside.set_frame_on(False)
+    if kinds is not None:
+        name_types(ax, kinds, colours)
+    beside.legend(loc="lower left", bbox_to_anchor=(1.0, 0.0), fontsize="x-small", frameon=False)
+    if picture.shape == (m, n):
+        unit = "mass of a pair"
+    else:
+        unit = f"mass of {m / len(picture):.3g} x {n / picture.shape[1]:.3g} pairs"
+    if getattr(ax.figure.get_layout_engine(), "colorbar_gridspec", True):  # tight_layout, or none: it moves no bar
+        colour_bar(drawn, ax, unit, cax=ax.inset_axes([1.32, 0.0, 0.04, 1.0]))
+    else:
+        colour_bar(drawn, ax, unit, pad=0.02)
     return ax
 
 
-def plane(result: Result, x: Any, y: Any, ax: Any) -> tuple[F64, F64, Any]:
-    m, n = result.problem.shape
-    x, y = (as_numbers(z, name, PLANE.format(k), (k, 2)) for z, name, k in ((x, "x", m), (y, "y", n)))
-    ax = axes(ax)
-    ax.scatter(*y.T, s=8, color=LOST, alpha=0.5, label="columns")
-    ax.scatter(*x.T, s=8, color=MOVED, alpha=0.5, label="rows")
+def name_types(ax: Any, kinds: Any, colours: Colours) -> None:
+    """Draw lines between the types of the rows and of the columns of a plan, and name the types at the axes."""
+    both, classes = kinds
+    for axis, line, kind in ((ax.yaxis, ax.axhline, both[0]), (ax.xaxis, ax.axvline, both[1])):
+        counts = np.array([(kind == one).sum() for one in classes])
+        ends = np.cumsum(counts)
+        there = counts > 0
+        for end in ends[there][:-1]:
+            line(end, color=colours.given, lw=0.8)
+        axis.set_ticks((ends - counts / 2)[there], [str(one) for one in classes[there]])
+    ax.tick_params(length=0)
+    ax.tick_params(axis="x", rotation=30)
+    ax.set(xlabel="type of the columns", ylabel="type of the rows")
+
+
+def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> Any:
+    """Draw a table of types: the share of each type's moved mass that arrives at each type of the columns.
+
+    Each line of the table has sum 1. Beside the name of a type of the rows stands the share of its given mass that
+    moves; it is above 100 % where mass is created.
+
+    Parameters
+    ----------
+    result : Result
+    labels : pair of (m,) and (n,) arrays
+        Types of the rows and of the columns.
+    ax : matplotlib Axes, optional
+    **style
+        Keywords of `matplotlib.axes.Axes.imshow`.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    plan : the plan with its rows and columns ordered by type
+    mapuot.Result.push : the shares behind the table
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> x, y = np.random.rand(30, 2), np.random.rand(20, 2)
+    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
+    >>> ax = mapuot.plot.transitions(result, (x[:, 0] > 0.5, y[:, 0] > 0.5))
+    """
+    result = as_result(result, "result")
+    (kinds, arrived), _ = pair_of(labels, list(result.problem.shape))
+    (ax,) = as_axes(ax, 1)
+    colours = colours_of(ax)
+    table, starts, ends = table_of(result, kinds, arrived)
+    style = {"aspect": "auto", "cmap": shares_map(colours), **style}
+    if not {"norm", "vmin", "vmax"} & set(style):
+        style |= {"vmin": 0.0, "vmax": 1.0}
+    drawn = ax.imshow(table, **style)
+    moved = [f"{one}\n{100 * share:.0f} % moves" for one, share in starts.items()]
+    ax.set_xticks(range(len(ends)), [str(one) for one in ends])
+    ax.set_yticks(range(len(moved)), moved)
+    ax.tick_params(length=0)
+    if sum(len(str(one)) for one in ends) > 40:
+        ax.tick_params(axis="x", rotation=45)
+    ax.set(xlabel="type of the columns (to)", ylabel="type of the rows (from)")
+    colour_bar(drawn, ax, "share of the moved mass")
+    if table.size <= FIGURES_OF_TABLE:
+        write_shares(ax, drawn, table)
+    return ax
+
+
+def table_of(result: Any, kinds: Any, arrived: Any) -> tuple[F64, dict[Any, float], Any]:
+    """Return the table, {type of the rows: share of its mass that moves}, and the types of the columns."""
+    starts, shares = result.push(kinds)
+    mass = np.asarray(host(shares)).T * np.asarray(result.col_marginal)
+    ends, place = np.unique(arrived, return_inverse=True)
+    table = np.zeros((len(starts), len(ends)))
+    np.add.at(table.T, np.ravel(place), mass.T)
+    sums = table.sum(1)
+    given = np.array([result.problem.rows.weight[kinds == one].sum() for one in starts])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown_shares = np.where(sums[:, None] > 0, table / sums[:, None], np.nan)
+        moves = np.where(given > 0, sums / given, 0.0)
+    return shown_shares, dict(zip(starts.tolist(), moves.tolist(), strict=True)), ends
+
+
+def write_shares(ax: Any, drawn: Any, table: F64) -> None:
+    """Write the numbers into the cells, in black or white, by the lightness of the cell."""
+    for (i, j), share in np.ndenumerate(table):
+        if not np.isfinite(share):
+            continue
+        red, green, blue, _ = drawn.cmap(drawn.norm(share))
+        light = 0.299 * red + 0.587 * green + 0.114 * blue
+        ax.text(j, i, f"{share:.2f}", ha="center", va="center", color="black" if light > 0.55 else "white")
+
+
+# ---- points in the plane
+
+
+def plane(x: F64, y: F64, ax: Any, labels: Any) -> None:
+    """Draw both point sets: two colours, or with labels a colour for each type, dots for rows and rings for columns."""
+    colours = colours_of(ax)
     ax.set_aspect("equal")
-    return x, y, ax
+    if labels is None:
+        ax.scatter(*y.T, s=10, color=colours.cols, alpha=0.7, linewidths=0, label="columns (to)")
+        ax.scatter(*x.T, s=10, color=colours.rows, alpha=0.7, linewidths=0, label="rows (from)")
+        return
+    (first, second), classes = pair_of(labels, [len(x), len(y)])
+    for one, colour in zip(classes, type_colours(len(classes), colours), strict=True):
+        ends = y[second == one]
+        starts = x[first == one]
+        ax.scatter(*ends.T, s=22, facecolors="none", edgecolors=[colour], linewidths=0.9)
+        ax.scatter(*starts.T, s=12, color=[colour], linewidths=0, label=str(one))
+    ax.scatter([], [], s=12, color=[colours.given], linewidths=0, label="rows (from)")
+    ax.scatter([], [], s=22, facecolors="none", edgecolors=[colours.given], label="columns (to)")
 
 
-def arrows(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, most: int = 500) -> Any:
+def type_colours(count: int, colours: Colours) -> Any:
+    """Return one colour for each type, from the style's cycle, or from a colour map where the cycle is too short."""
+    if count <= len(colours.cycle):
+        return colours.cycle[:count]
+    return pyplot().get_cmap("turbo")(np.linspace(0.05, 0.95, count))
+
+
+def some_of(count: int, all_of: int, name: str) -> str:
+    """Name the drawn things, and how many there are where not all of them are drawn."""
+    return name if count == all_of else f"{count} of {all_of} {name}"
+
+
+def arrows(
+    result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, most: int = 500, seed: Seed | None = 0,
+    labels: Any = None, **style: Any,
+) -> Any:  # fmt: skip
     """Draw points of the plane, and an arrow from each point of the rows to the mean of its targets.
+
+    If there are more than ``most`` rows, a random sample of them has arrows, and the legend says "500 of 3000 arrows".
+    An arrow is fainter the smaller the share of its row's mass that moves.
 
     Parameters
     ----------
@@ -209,7 +504,13 @@ def arrows(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, most: int
         The points of the rows and of the columns.
     ax : matplotlib Axes, optional
     most : int
-        Largest number of arrows; rows that move the most mass come first. A larger moved share gives a darker arrow.
+        Largest number of arrows.
+    seed : int, generator, optional
+        Source of the random sample, as in `Result.sample`. None draws another sample each time.
+    labels : pair of (m,) and (n,) arrays, optional
+        Types of the points: each type has a colour.
+    **style
+        Keywords of `matplotlib.axes.Axes.quiver`.
 
     Returns
     -------
@@ -227,20 +528,35 @@ def arrows(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, most: int
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.arrows(result, x, y)
     """
-    result = taken(result, "result")
-    x, y, ax = plane(result, x, y, ax)
-    image = host(result.barycentric_map(y))
+    result = as_result(result, "result")
+    m, n = result.problem.shape
+    start = points_of(x, "x", m)
+    end = points_of(y, "y", n)
+    most = as_count(most, "most")
+    (ax,) = as_axes(ax, 1)
+    plane(start, end, ax, labels)
+    step = np.asarray(host(result.barycentric_map(end))) - start
     moved = np.asarray(result.row_marginal)
-    order = np.argsort(-moved, kind="stable")[: as_count(most, "most")]
-    order = order[moved[order] > 0]
-    opacity = np.clip(moved[order] / np.maximum(result.problem.rows.weight[order], 1e-300), 0.05, 1.0)
-    step = image[order] - x[order]
-    ax.quiver(*x[order].T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.003, color="black", alpha=opacity)
-    ax.legend()
+    rows = np.flatnonzero((moved > 0) & np.isfinite(step).all(1))
+    count = len(rows)
+    if count > most:
+        rows = np.sort(as_generator(seed).choice(rows, most, replace=False))
+    opacity = np.clip(moved[rows] / np.maximum(result.problem.rows.weight[rows], 1e-300), 0.08, 1.0)
+    style = {
+        "angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003, "color": colours_of(ax).text,
+        "alpha": opacity, **style,
+    }  # fmt: skip
+    ax.quiver(*start[rows].T, *step[rows].T, **style)
+    name = some_of(len(rows), count, "arrows")
+    ax.plot([], [], color=style["color"], marker=">", markersize=3, markevery=[1], lw=1, label=name)
+    legend_below(ax, 3)
     return ax
 
 
-def links(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
+def links(
+    result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, keep: float = 0.8, most: int = 5000,
+    labels: Any = None, **style: Any,
+) -> Any:  # fmt: skip
     """Draw points of the plane, and a line for each pair with much mass.
 
     Parameters
@@ -252,7 +568,11 @@ def links(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, keep: floa
     keep : float
         Draw the fewest pairs that hold this share of the mass, in (0, 1].
     most : int
-        Largest number of lines. More mass gives a darker line.
+        Largest number of lines; pairs with the most mass come first. More mass gives a darker line.
+    labels : pair of (m,) and (n,) arrays, optional
+        Types of the points: each type has a colour.
+    **style
+        Keywords of `matplotlib.collections.LineCollection`.
 
     Returns
     -------
@@ -270,31 +590,51 @@ def links(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, keep: floa
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.links(result, x, y, keep=0.9)
     """
-    result = taken(result, "result")
+    result = as_result(result, "result")
     result.problem.cost.check_listed("plot.links")
-    x, y, ax = plane(result, x, y, ax)
+    m, n = result.problem.shape
+    start = points_of(x, "x", m)
+    end = points_of(y, "y", n)
+    keep = as_share(keep, "keep")
+    most = as_count(most, "most")
+    (ax,) = as_axes(ax, 1)
+    plane(start, end, ax, labels)
     from matplotlib.collections import LineCollection  # noqa: PLC0415 - on first use
 
-    pairs = result.sparse(keep=as_share(keep, "keep")).tocoo()
-    order = np.argsort(-pairs.data, kind="stable")[: as_count(most, "most")]
-    ends = np.stack([x[pairs.row[order]], y[pairs.col[order]]], axis=1)
+    pairs = host(result.sparse(keep=keep)).tocoo()
+    order = np.argsort(-pairs.data, kind="stable")[:most]
+    ends = np.stack([start[pairs.row[order]], end[pairs.col[order]]], axis=1)
     opacity = np.clip(pairs.data[order] / pairs.data.max(initial=1e-300), 0.03, 1.0)
-    ax.add_collection(LineCollection(list(ends), colors="black", alpha=opacity, linewidths=0.7, zorder=0))
-    ax.legend()
+    style = {
+        "colors": colours_of(ax).text, "alpha": opacity, "linewidths": 0.7, "zorder": 0,
+        "label": some_of(len(order), pairs.nnz, f"pairs with {100 * keep:.3g} % of the mass"), **style,
+    }  # fmt: skip
+    ax.add_collection(LineCollection(list(ends), **style))
+    legend_below(ax, 2 if labels is None else 3)
     return ax
 
 
-def masses(result: Result, x: ArrayLike | None = None, side: str = "rows", ax: Any = None) -> Any:
+# ---- masses
+
+
+def masses(
+    result: Result, x: ArrayLike | None = None, side: str = "rows", ax: Any = None, labels: Any = None, **style: Any
+) -> Any:
     """Draw the share of each point's mass that moves. Below 1 mass stays behind, above 1 mass is created.
 
     Parameters
     ----------
     result : Result
     x : (m, 2) array, optional
-        Points of the side in the plane, coloured by their share. Without x the shares are drawn in sorted order.
+        Points of the side in the plane, coloured by their share; the colour bar begins at 0 and has 1 in its middle.
+        Without x the shares are drawn in sorted order.
     side : {"rows", "cols"}
         The side to draw.
     ax : matplotlib Axes, optional
+    labels : (m,) array, optional
+        Types of the points of the side. Without x, each type has its own part of the axis.
+    **style
+        Keywords of `matplotlib.axes.Axes.scatter` with x, of `matplotlib.axes.Axes.fill_between` without.
 
     Returns
     -------
@@ -312,39 +652,91 @@ def masses(result: Result, x: ArrayLike | None = None, side: str = "rows", ax: A
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.masses(result, x)
     """
-    result = taken(result, "result")
+    result = as_result(result, "result")
     rows = as_choice(side, "side", ("rows", "cols")) == "rows"
-    given = getattr(result.problem, side).weight
-    moved = np.asarray(result.row_marginal if rows else result.col_marginal)
+    given = np.asarray(host(getattr(result.problem, side).weight))
+    moved = np.asarray(result.marginals[not rows])
     share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)
-    ax = axes(ax)
-    if x is not None:
-        points = as_numbers(x, "x", PLANE.format(len(given)), (len(given), 2))
-        most = max(1.0, float(np.nanmax(np.abs(share - 1), initial=0.0)) + 1)
-        drawn = ax.scatter(*points.T, c=share, cmap="RdBu", vmin=2 - most, vmax=most, s=12, edgecolors="grey", lw=0.2)
-        ax.figure.colorbar(drawn, ax=ax, label="moved / given")
-        ax.set_aspect("equal")
-        return ax
-    order = np.sort(share[np.isfinite(share)])
-    for where, colour, name in ((order <= 1, LOST, "left behind"), (order >= 1, MOVED, "made")):
-        ax.fill_between(np.arange(len(order)), order, 1.0, where=where, color=colour, alpha=0.6, label=name)
-    ax.set(xlabel=f"{'rows' if side == 'rows' else 'columns'}, in order", ylabel="moved / given", ylim=(0, None))
-    ax.legend()
+    points = None if x is None else points_of(x, "x", len(given))
+    if labels is None:
+        kinds = np.zeros(len(given), np.int64)
+    else:
+        kinds = pair_of((labels, labels), [len(given)] * 2)[0][0]
+    (ax,) = as_axes(ax, 1)
+    if points is not None:
+        draw_shares(ax, points, share, style)
+    else:
+        point = ("column", "row")[rows]
+        draw_sorted(ax, share, kinds, point, style)
+        if labels is None:
+            ax.set_xlabel(f"{point}s, sorted by share")
     return ax
 
 
-def path(results: Iterable[Result], ax: Any = None) -> Any:
+def draw_shares(ax: Any, points: F64, share: F64, style: dict[str, Any]) -> None:
+    """Draw points coloured by their shares, from 0 with 1 in the middle; few much larger shares have an open end."""
+    from matplotlib.colors import TwoSlopeNorm  # noqa: PLC0415 - on first use
+
+    colours = colours_of(ax)
+    known = share[np.isfinite(share)]
+    most = max(2.0, float(np.quantile(known, 0.98))) if len(known) else 2.0
+    style = {"cmap": balance_map(colours), "s": 14, "edgecolors": [colours.given], "linewidths": 0.3, **style}
+    if not {"c", "color"} & set(style):
+        style = with_norm({"c": share, **style}, TwoSlopeNorm(1.0, 0.0, most))
+    drawn = ax.scatter(*points.T, **style)
+    ax.set_aspect("equal")
+    if drawn.get_array() is not None:
+        above = bool((known > most).any()) and "norm" in style
+        colour_bar(drawn, ax, "moved / given mass", extend="max" if above else "neither")
+
+
+def draw_sorted(ax: Any, share: F64, kinds: Any, point: str, style: dict[str, Any]) -> None:
+    """Draw the shares in sorted order, type after type, as areas from 1. The axis is as long as the shares need."""
+    colours = colours_of(ax)
+    at = 0
+    places = []
+    names = []
+    drawn = set()
+    for one in np.unique(kinds):
+        order = np.sort(share[(kinds == one) & np.isfinite(share)])
+        along = at + np.arange(len(order) + 1)
+        steps = np.append(order, order[-1:])
+        parts = (order.min(initial=1.0) < 1, np.minimum(steps, 1.0), colours.cols, "left behind")
+        for some, height, colour, name in (
+            parts, (order.max(initial=1.0) > 1, np.maximum(steps, 1.0), colours.rows, "created")
+        ):  # fmt: skip
+            if some:
+                label = None if name in drawn else name
+                drawn.add(name)
+                area = {"color": colour, "alpha": 0.6, "label": label, "step": "post", "linewidth": 0, **style}
+                ax.fill_between(along, height, 1.0, **area)
+        places.append(at + len(order) / 2)
+        names.append(str(one))
+        at += len(order) + (max(1, len(share) // 50) if len(order) else 0)
+    ax.axhline(1.0, color=colours.text, lw=0.8)
+    ax.margins(x=0.01)
+    ax.set_ylabel(f"moved / given mass of a {point}")
+    if len(names) > 1:
+        ax.set_xticks(places, names)
+    if drawn:
+        ax.legend()
+
+
+def path(results: Iterable[Result], ax: Any = None, **style: Any) -> Any:
     """Draw mass, cost and passes of several answers against their reg, or against reg_m if reg is the same for all.
 
     Parameters
     ----------
     results : iterable of Result
         Answers of `mapuot.path`, for example.
-    ax : matplotlib Axes, optional
+    ax : three matplotlib Axes, optional
+        The panels of mass, cost and passes.
+    **style
+        Keywords of `matplotlib.axes.Axes.plot`.
 
     Returns
     -------
-    matplotlib Axes
+    (3,) array of matplotlib Axes
 
     See Also
     --------
@@ -355,21 +747,156 @@ def path(results: Iterable[Result], ax: Any = None) -> Any:
     >>> import numpy as np, mapuot, matplotlib
     >>> matplotlib.use("agg")
     >>> answers = mapuot.path(np.random.rand(30, 20), regs=[0.1, 0.05, 0.02], reg_ms=1.0)
-    >>> ax = mapuot.plot.path(answers)
+    >>> mass, cost, passes = mapuot.plot.path(answers)
     """
-    found = list(results)
+    given = taken(results, "results")
+    if isinstance(given, Result):
+        raise TypeError("results must be a list of Results, got one Result")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"results must be a list of Results, got {type(given).__name__}")
+    found = [as_result(one, f"results[{k}]") for k, one in enumerate(given)]
     if not found:
         raise ValueError("results must hold a Result at least")
-    ax = axes(ax)
+    axes = as_axes(ax, 3, nrows=3, sharex=True, figsize=(6.4, 6.0))
+    colours = colours_of(axes[0])
     regs = np.array([r.problem.reg for r in found])
     rhos = np.array([r.problem.rows.rho_range[0] for r in found])
     by_reg = len(set(regs)) > 1 or not np.isfinite(rhos).all()
-    at = regs if by_reg else rhos
-    first = [found[0].problem.rows.mass, max(abs(r.cost) for r in found), max(r.n_passes for r in found)]
-    curves = [r.mass for r in found], [r.cost for r in found], [r.n_passes for r in found]
-    names = "mass / mass of a", f"cost / {first[1]:.3g}", f"passes / {first[2]}"
-    for values, scale, name, colour in zip(curves, first, names, (MOVED, LOST, GIVEN), strict=True):
-        ax.plot(at, np.array(values) / (scale or 1.0), marker="o", color=colour, label=name)
-    ax.set(xscale="log", xlabel="reg" if by_reg else "reg_m", ylim=(0, None))
-    ax.legend()
-    return ax
+    of_a = found[0].problem.rows.mass
+    curves = (
+        (f"moved mass, of {of_a:.3g}", [r.mass for r in found]), ("transport cost", [r.cost for r in found]),
+        ("passes", [r.n_passes for r in found]),
+    )  # fmt: skip
+    for panel, (name, values) in zip(axes, curves, strict=True):
+        panel.plot(regs if by_reg else rhos, values, **{"marker": "o", "color": colours.rows, **style})
+        panel.set(xscale="log", ylabel=name)
+        low = min(0.0, *values)
+        high = max(0.0, *values)
+        panel.set_ylim(low - 0.08 * (high - low) * (low < 0), high + 0.08 * (high - low) or 1.0)
+    axes[-1].set_xlabel("reg" if by_reg else "reg_m")
+    return np.array(axes)
+
+
+# ---- images
+
+
+def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> Any:
+    """Draw the answer of a Grid as images: the given mass, the received mass, the mass left behind, the displacement.
+
+    "given" is a; arrows lead from pixels to the mean of their targets. "received" is the column marginal. "left behind"
+    is the given less the moved mass; below 0 mass is created. "displacement" is the length of the way from a pixel to
+    the mean of its targets; pixels that move less than 1 % of the largest moved mass have none.
+
+    Parameters
+    ----------
+    result : Result
+        Of a `Grid` with two axes.
+    ax : matplotlib Axes, optional
+        As many as ``show`` has names.
+    show : str or sequence of str
+        Images to draw: "given", "received", "left behind" and "displacement".
+    **style
+        Keywords of `matplotlib.axes.Axes.imshow`.
+
+    Returns
+    -------
+    matplotlib Axes, or an array of them
+        One Axes if ``show`` is one name.
+
+    See Also
+    --------
+    mapuot.Grid : costs between pixels
+    plan : the plan between the rows of both images
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> a, b = np.random.default_rng(0).random((2, 8, 9))
+    >>> result = mapuot.solve(mapuot.Grid((8, 9)), a, b, reg=1.0, reg_m=10.0)
+    >>> len(mapuot.plot.image(result))
+    4
+    """
+    result = as_result(result, "result")
+    cost = result.problem.cost
+    if not isinstance(cost, GridCosts):
+        raise TypeError(f"result must be the answer of a Grid, got one of {cost.kind}")
+    if len(cost.spacing) != 2:
+        raise ValueError(f"result must be the answer of a Grid with 2 axes, got {len(cost.spacing)}")
+    names = [as_choice(name, "show", IMAGES) for name in ([show] if isinstance(show, str) else show)]
+    if not names:
+        raise ValueError(f"show must have one of {', '.join(IMAGES)} at least")
+    columns = min(2, len(names))
+    lines = -(-len(names) // columns)
+    height = 3.0 * float(np.clip(np.divide(*map(np.multiply, cost.nodes[0], cost.spacing)), 0.4, 2.0))
+    axes = as_axes(ax, len(names), nrows=lines, ncols=columns, figsize=(4.4 * columns, (height + 0.7) * lines))
+    for panel, name in zip(axes, names, strict=False):
+        draw_image(panel, result, cost, name, dict(style))
+    for panel in axes[len(names) :]:
+        panel.set_axis_off()
+    if isinstance(show, str):
+        return axes[0]
+    return np.array(axes[: len(names)])
+
+
+def draw_image(ax: Any, result: Any, cost: GridCosts, name: str, style: dict[str, Any]) -> None:
+    """Draw one of the images; both axes are in units of the grid's spacing."""
+    from matplotlib.colors import Normalize, TwoSlopeNorm  # noqa: PLC0415 - on first use
+
+    colours = colours_of(ax)
+    nodes, other = cost.nodes
+    h = cost.spacing
+    start: Any = (0.0, 0.0)
+    given = np.asarray(host(result.problem.rows.weight)).reshape(nodes)
+    moved = np.asarray(result.row_marginal).reshape(nodes)
+    steps: Any = displacements(result, cost, moved) if name in ("given", "displacement") else None
+    label = "mass of a pixel"
+    if name == "given":
+        values = given
+    elif name == "received":
+        values = np.asarray(result.col_marginal).reshape(other)
+        nodes = other
+        start = cost.offset
+    elif name == "left behind":
+        values = given - moved
+        label = "given - moved mass"
+    else:
+        values = np.linalg.norm(steps, axis=-1)
+        label = "length of the way"
+    most = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
+    if name == "left behind":
+        style = {"cmap": balance_map(colours).reversed(), **with_norm(style, TwoSlopeNorm(0.0, -most, most))}
+    elif name == "displacement":
+        style = {"cmap": shares_map(colours), **with_norm(style, Normalize(0.0, most))}
+    else:
+        style = {"cmap": masses_map(colours), **with_norm(style, power_scale(most))}
+    left = start[1] - h[1] / 2
+    top = start[0] - h[0] / 2
+    extent = (left, left + h[1] * nodes[1], top + h[0] * nodes[0], top)
+    drawn = ax.imshow(values, extent=extent, **style)
+    ax.set(title=name, xlabel="axis 1", ylabel="axis 0")
+    colour_bar(drawn, ax, label)
+    if name == "given":
+        draw_steps(ax, cost, steps, colours)
+
+
+def displacements(result: Any, cost: GridCosts, moved: Any) -> Any:
+    """Return the way from each node to the mean of its targets, (nodes, 2); NaN where next to nothing moves."""
+    m, n = (np.stack(np.meshgrid(*map(np.arange, nodes), indexing="ij"), -1).reshape(-1, 2) for nodes in cost.nodes)
+    here = m * np.asarray(cost.spacing)
+    there = n * np.asarray(cost.spacing) + np.asarray(cost.offset)
+    way = (np.asarray(result.barycentric_map(there)) - here).reshape(*cost.nodes[0], 2)
+    way[moved <= LEAST_MOVED * moved.max(initial=0.0)] = np.nan
+    return way
+
+
+def draw_steps(ax: Any, cost: GridCosts, steps: F64, colours: Colours) -> None:
+    """Draw arrows at every few nodes, within the limits of the image."""
+    stride = max(1, -(-max(cost.nodes[0]) // ARROWS_OF_IMAGE))
+    some = np.mgrid[stride // 2 : cost.nodes[0][0] : stride, stride // 2 : cost.nodes[0][1] : stride].reshape(2, -1)
+    way = steps[some[0], some[1]]
+    there = np.isfinite(way).all(1)
+    y, x = some[:, there] * np.asarray(cost.spacing)[:, None]
+    ax.quiver(
+        x, y, way[there, 1], way[there, 0], angles="xy", scale_units="xy", scale=1, width=0.004, color=colours.cols
+    )

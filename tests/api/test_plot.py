@@ -57,11 +57,11 @@ def test_convergence_draws_the_trace(solved):
     result = solved[0]
     ax = plot.convergence(result)
     lines = {line.get_label(): line for line in ax.get_lines()}
-    np.testing.assert_array_equal(lines["bound of the plan's error"].get_xdata(), [s.n_pass for s in result.trace])
-    np.testing.assert_array_equal(lines["bound of the plan's error"].get_ydata(), [s.error for s in result.trace])
+    np.testing.assert_array_equal(lines["bound on the plan's error"].get_xdata(), [s.n_pass for s in result.trace])
+    np.testing.assert_array_equal(lines["bound on the plan's error"].get_ydata(), [s.error for s in result.trace])
     assert ax.get_yscale() == "log"
     late = mapuot.solve(clouds(30, 30).M, reg=1e-4, reg_m=9.0, max_passes=60)
-    (marks,) = (line for line in plot.convergence(late).get_lines() if line.get_label() == "step dropped")
+    (marks,) = (line for line in plot.convergence(late).get_lines() if line.get_label() == "step rejected")
     np.testing.assert_array_equal(marks.get_xdata(), [s.n_pass for s in late.trace if s.rejected])
 
 
@@ -76,34 +76,228 @@ def test_the_plans_picture_has_its_mass(solved):
     np.testing.assert_allclose(plot.coarse_plan(stored, 7).sum(), stored.mass, rtol=1e-9)
     ax = plot.plan(result, most=7)
     np.testing.assert_array_equal(np.asarray(ax.get_images()[0].get_array()), coarse)
-    assert len(ax.child_axes) == 2
+    assert len(ax.child_axes) == 2  # the marginals
+    assert "4.29 x 3.29 pairs" in " ".join(panel.get_ylabel() for panel in ax.figure.axes)
 
 
-def test_arrows_links_and_dots_are_those_of_the_plan(solved):
+@pytest.fixture
+def types():
+    rng = np.random.default_rng(1)
+    return np.array(["stem", "nerve", "skin"])[rng.integers(0, 3, 30)], np.array(["nerve", "skin"])[
+        rng.integers(0, 2, 23)
+    ]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_plan_by_types_has_them_side_by_side(solved, types, stored):
+    result = solved[0]
+    if stored:
+        result = mapuot.solve(csr_array(result.problem.M), reg=0.02, reg_m=0.3)
+        P = result.plan.toarray()
+    else:
+        P = result.plan
+    ax = plot.plan(result, labels=types)
+    rows, cols = (np.argsort(kind, kind="stable") for kind in types)
+    np.testing.assert_allclose(ax.get_images()[0].get_array(), P[rows][:, cols], rtol=1e-12)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["nerve", "skin", "stem"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["nerve", "skin"]
+    np.testing.assert_allclose(plot.coarse_plan(result, 7, [rows, cols])[0, 0], P[rows[:4]][:, cols[:3]].sum())
+
+
+def test_the_plan_stays_within_axes_of_the_user(solved):
+    """In a figure without a layout the colour bar and its label end before the right edge."""
+    figure, ax = plt.subplots()
+    plot.plan(solved[0], ax=ax)
+    figure.canvas.draw()
+    assert len(ax.child_axes) == 3
+    edge = max(child.get_tightbbox().x1 for child in ax.child_axes)
+    assert edge < figure.bbox.x1
+
+
+def test_transitions_are_the_mass_between_types(solved, types):
+    result = solved[0]
+    ax = plot.transitions(result, types)
+    table = np.array([[result.plan[types[0] == k][:, types[1] == e].sum() for e in ("nerve", "skin")]
+                      for k in ("nerve", "skin", "stem")])  # fmt: skip
+    shares = table / table.sum(1)[:, None]
+    np.testing.assert_allclose(ax.get_images()[0].get_array(), shares, rtol=1e-7)
+    moved = table[0].sum() / ((types[0] == "nerve").sum() / 30)
+    assert ax.get_yticklabels()[0].get_text() == f"nerve\n{100 * moved:.0f} % moves"
+    assert [text.get_text() for text in ax.texts] == [f"{share:.2f}" for share in shares.ravel()]
+
+
+def quiver_of(ax):
+    return next(c for c in ax.collections if hasattr(c, "U"))
+
+
+def legend_of(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_arrows_are_a_sample_by_a_seed(solved):
+    """The arrows of many rows are a random sample, not the rows that move the most, and the legend counts them."""
     result, x, y = solved
-    (quiver,) = (c for c in plot.arrows(result, x, y, most=10).collections if hasattr(c, "U"))
-    order, P = np.argsort(-result.row_marginal, kind="stable")[:10], result.plan
-    image = (P @ y) / P.sum(1)[:, None]
-    np.testing.assert_allclose(np.column_stack([quiver.U, quiver.V]), (image - x)[order], atol=1e-9)
-    lines = plot.links(result, x, y, keep=0.5).collections[-1].get_segments()
+    P = result.plan
+    step = (P @ y) / P.sum(1)[:, None] - x
+    whole = plot.arrows(result, x, y)
+    np.testing.assert_allclose(np.column_stack([quiver_of(whole).U, quiver_of(whole).V]), step, atol=1e-9)
+    assert "arrows" in legend_of(whole)
+    some = [plot.arrows(result, x, y, most=10, seed=seed) for seed in (0, 0, 1)]
+    assert "10 of 30 arrows" in legend_of(some[0])
+    first, again, other = (np.column_stack([quiver_of(ax).X, quiver_of(ax).Y]) for ax in some)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert {*map(tuple, first)} <= {*map(tuple, x)}
+    assert {*map(tuple, first)} != {*map(tuple, x[np.argsort(-result.row_marginal)[:10]])}
+
+
+def test_links_and_dots_are_those_of_the_plan(solved):
+    result, x, y = solved
+    ax = plot.links(result, x, y, keep=0.5)
+    lines = ax.collections[-1].get_segments()
     assert len(lines) == result.sparse(keep=0.5).nnz
-    i, j = np.unravel_index(np.argmax(P), P.shape)
+    i, j = np.unravel_index(np.argmax(result.plan), result.plan.shape)
     np.testing.assert_allclose(lines[0], [x[i], y[j]])
+    assert "pairs with 50 % of the mass" in legend_of(ax)
+    assert f"3 of {len(lines)} pairs with 50 % of the mass" in legend_of(plot.links(result, x, y, keep=0.5, most=3))
     dots = plot.masses(result, x).collections[0]
     np.testing.assert_allclose(dots.get_array(), result.row_marginal * 30)
-    assert plot.masses(result, side="cols").get_ylabel() == "moved / given"
+    assert plot.masses(result, side="cols").get_ylabel() == "moved / given mass of a column"
+
+
+def test_colours_of_shares_begin_at_0_and_have_1_in_the_middle(solved):
+    result, x, y = solved
+    for points, side in ((x, "rows"), (y, "cols")):
+        norm = plot.masses(result, points, side).collections[0].norm
+        assert [norm(share) for share in (0.0, 1.0)] == [0.0, 0.5]
+        assert norm.vmax >= 2
+
+
+def test_an_axis_of_shares_shows_its_data(solved):
+    """Shares above .9 take up most of the axis, which begins near the least of them."""
+    near = mapuot.solve(solved[0].problem.M, reg=0.05, reg_m=30.0)
+    low, high = plot.masses(near).get_ylim()
+    share = near.row_marginal * 30
+    assert share.min() > 0.9
+    assert share.max() - share.min() > 0.5 * (high - low)
+
+
+def test_types_have_colours_and_names(solved, types):
+    result, x, y = solved
+    for ax in (plot.arrows(result, x, y, labels=types), plot.links(result, x, y, labels=types)):
+        assert {"stem", "nerve", "skin"} <= set(legend_of(ax))
+        colours = [tuple(c.get_facecolor()[0]) for c in ax.collections if c.get_label() in ("stem", "nerve", "skin")]
+        assert len(set(colours)) == 3
+    ticks = plot.masses(result, labels=types[0]).get_xticklabels()
+    assert [text.get_text() for text in ticks] == ["nerve", "skin", "stem"]
+    many = np.arange(30).astype(str), np.arange(23).astype(str)
+    assert len({tuple(c.get_facecolor()[0]) for c in plot.links(result, x, y, labels=many).collections
+                if c.get_label().isdigit()}) == 30  # fmt: skip
+
+
+def test_dark_styles_have_light_ink(solved):
+    result, x, y = solved
+    with plt.style.context("dark_background"):
+        quiver = quiver_of(plot.arrows(result, x, y))
+        low, high = plot.plan(result).get_images()[0].cmap([0.0, 1.0])
+    assert quiver.get_facecolor()[0, :3].min() == 1.0  # white
+    assert low[:3].max() == 0.0  # no mass is the background
+    assert high[:3].min() > 0.5
+
+
+def test_keywords_go_to_matplotlib(solved, types):
+    result, x, y = solved
+    assert plot.plan(result, cmap="magma", vmax=0.1).get_images()[0].get_clim()[1] == 0.1
+    assert plot.convergence(result, color="red").get_lines()[0].get_color() == "red"
+    assert plot.links(result, x, y, linewidths=3).collections[-1].get_linewidths() == [3]
+    np.testing.assert_array_equal(quiver_of(plot.arrows(result, x, y, color="red")).get_facecolor()[0, :3], [1, 0, 0])
+    assert plot.masses(result, x, s=50).collections[0].get_sizes() == [50]
+    assert plot.transitions(result, types, vmax=0.5).get_images()[0].get_clim()[1] == 0.5
+    with pytest.raises(AttributeError, match="colour"):
+        plot.convergence(result, colour="red")
+
+
+@pytest.fixture(scope="module")
+def grid():
+    rng = np.random.default_rng(0)
+    a, b = rng.random((6, 8)), rng.random((5, 9))
+    a[0, 0] = 0.0
+    cost = mapuot.Grid((6, 8), (0.5, 0.25), target=(5, 9), offset=(0.1, -0.3))
+    return mapuot.solve(cost, a, b, reg=0.1, reg_m=0.5), cost
+
+
+def test_images_of_a_grid(grid):
+    result, cost = grid
+    axes = plot.image(result)
+    assert [ax.get_title() for ax in axes] == ["given", "received", "left behind", "displacement"]
+    given, received, left, way = (np.ma.filled(ax.get_images()[0].get_array(), np.nan) for ax in axes)
+    np.testing.assert_allclose(given, result.problem.rows.weight.reshape(6, 8))
+    np.testing.assert_allclose(received, result.plan.sum(0).reshape(5, 9), rtol=1e-9)
+    np.testing.assert_allclose(left, given - result.plan.sum(1).reshape(6, 8), atol=1e-9)
+    steps = result.barycentric_map(cost.points("cols")) - cost.points()
+    assert np.isnan(way[0, 0])  # nothing moves from there
+    there = np.isfinite(way)
+    np.testing.assert_allclose(way[there], np.linalg.norm(steps, axis=1).reshape(6, 8)[there])
+    left, right, bottom, top = axes[1].get_images()[0].get_extent()
+    np.testing.assert_allclose([top, bottom, left, right], [0.1 - 0.25, 0.1 + 4.5 * 0.5, -0.425, -0.3 + 8.5 * 0.25])
+    quiver = quiver_of(axes[0])
+    starts = np.column_stack([quiver.Y, quiver.X])
+    rows = [np.flatnonzero((np.abs(cost.points() - start) < 1e-9).all(1))[0] for start in starts]
+    np.testing.assert_allclose(np.column_stack([quiver.V, quiver.U]), steps[rows], rtol=1e-9)
+    one = plot.image(result, show="left behind", cmap="viridis")
+    assert one.get_images()[0].get_cmap().name == "viridis"
 
 
 def test_path_draws_what_changes():
     case = clouds(20, 20)
     regs = [0.1, 0.05]
-    ax = plot.path(mapuot.path(case.M, case.a, case.b, regs=regs, reg_ms=1.0))
-    assert ax.get_xlabel() == "reg"
-    np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), regs)
-    ax = plot.path(list(mapuot.path(case.M, case.a, case.b, regs=[0.1] * 2, reg_ms=[1.0, 2.0])))
-    assert ax.get_xlabel() == "reg_m"
+    answers = list(mapuot.path(case.M, case.a, case.b, regs=regs, reg_ms=1.0))
+    mass, cost, passes = plot.path(answers)
+    assert passes.get_xlabel() == "reg"
+    for ax, values in ((mass, "mass"), (cost, "cost"), (passes, "n_passes")):
+        np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), regs)
+        np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), [getattr(one, values) for one in answers])
+        assert ax.get_ylim()[0] <= 0
+    axes = plot.path(list(mapuot.path(case.M, case.a, case.b, regs=[0.1] * 2, reg_ms=[1.0, 2.0])))
+    assert axes[2].get_xlabel() == "reg_m"
     with pytest.raises(ValueError, match="results must hold a Result"):
         plot.path([])
+    with pytest.raises(ValueError, match="ax must be 3 Axes, got 1"):
+        plot.path(answers, ax=mass)
+
+
+WRONG = {
+    "plan": (), "convergence": (), "masses": (), "image": (), "transitions": ((),),
+    "arrows": (np.ones((4, 2)), np.ones((5, 2))), "links": (np.ones((4, 2)), np.ones((5, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_object_is_named(name, solved):
+    for wrong, kind in ((np.ones((4, 5)), "ndarray"), ([solved[0]], "list"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"result must be a Result, got {kind}"):
+            getattr(plot, name)(wrong, *WRONG[name])
+    batch = mapuot.solve_batch(np.ones((2, 4, 5)), reg=1.0, reg_m=1.0)
+    with pytest.raises(TypeError, match=r"got BatchResult: draw one of its answers, result\[0\]"):
+        getattr(plot, name)(batch, *WRONG[name])
+    assert not plt.get_fignums()  # no empty figure is left
+
+
+def test_other_objects_of_path_and_image_are_named(solved):
+    for wrong, text in (
+        (solved[0], "results must be a list of Results, got one Result"),
+        ([np.ones(3)], r"results\[0\] must be a Result, got ndarray"),
+        (3.0, "results must be a list of Results, got float"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            plot.path(wrong)
+    with pytest.raises(TypeError, match="result must be the answer of a Grid, got one of"):
+        plot.image(solved[0])
+    volume = mapuot.solve(mapuot.Grid((2, 3, 2)), reg=1.0, reg_m=1.0)
+    with pytest.raises(ValueError, match="a Grid with 2 axes, got 3"):
+        plot.image(volume)
+    with pytest.raises(TypeError, match="ax must be an Axes of Matplotlib"):
+        plot.convergence(solved[0], ax=3)
 
 
 def test_a_report_loads_nothing_and_escapes_names(solved):
