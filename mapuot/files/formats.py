@@ -5,10 +5,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..errors import shown
+
 FORMATS = {
     ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".h5ad": "h5ad",
     **{table + packed: "csv" for table in (".csv", ".tsv", ".txt") for packed in ("", ".gz")},
 }  # fmt: skip
+ANSWERS = ("npz", "hdf5", "zarr", "h5ad")  # formats of an answer
 LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 
 
@@ -32,6 +35,17 @@ def split_name(text: Any, default: str) -> tuple[Path, str, str]:
     if kind is None:
         raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
     return Path(whole), kind, inside
+
+
+def split_answer(text: Any) -> tuple[Path, str]:
+    """Split the name of a file with an answer into (file, its format)."""
+    try:
+        path, kind, _ = split_name(text, "")
+    except ValueError:
+        path, kind = Path(), ""
+    if kind not in ANSWERS:
+        raise ValueError(f"path must end in .npz, .h5, .zarr or .h5ad, got {shown(text)}")
+    return path, kind
 
 
 def library(kind: str) -> Any:

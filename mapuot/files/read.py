@@ -29,13 +29,12 @@ from ..annotations import FilePath
 from ..errors import cut
 from ..problem.cost import Streamed
 from ..problem.sparse import Sparse
-from .formats import library, split_name, suffix_of
+from .formats import library, split_answer, split_name, suffix_of
 from .pairs import PairsFile
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
 MOST_INFLATED = 1032  # largest ratio of deflate compression
 DEFAULTS = ("M", "a", "b", "c")  # default names of arrays
-ANSWERS = ("npz", "hdf5", "zarr", "h5ad")  # formats of an answer
 MOST_NAMES = 8  # names in a message
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")  # neither a number for NumPy nor a name
 COMPRESSED = ("data", "indices", "indptr")  # arrays of compressed rows or columns
@@ -260,9 +259,7 @@ def index_of(file: Any, side: str | None) -> Any:
 
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
     """Read the arrays, numbers and texts with these names from a file of `write`, if they exist."""
-    path, kind, _ = split_name(text, "")
-    if kind not in ANSWERS:
-        raise ValueError(f"{path} holds no answer of mapuot: name an .npz, .h5, .zarr or .h5ad file")
+    path, kind = split_answer(text)
     check_regular(path, kind)
     with reading(path, kind):
         if kind == "h5ad":

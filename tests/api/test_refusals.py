@@ -523,8 +523,7 @@ FUNCTIONS = {
     "solve_batch of parts": (mapuot.solve_batch, {"M": PARTS, "A": np.ones((2, 9)), "reg": 0.1, "reg_m": np.inf}, {
         I: [("B", f"problem 1: M {APART_B[0]}", [[1.0, 1.0, 7.0], [1.0, 0.5, 7.5]])]}),
     "Result.save": (call().save, {}, {
-        V: [("path", " must end in .npz, .h5, .zarr or .h5ad", "x.npy", "x.txt"),
-            ("path", "must end in one of", "x.doc")]}),
+        V: [("path", " must end in .npz, .h5, .zarr or .h5ad", "x.npy", "x.txt", "x.doc")]}),
     "load": (mapuot.load, {}, {FileNotFoundError: [("path", "none.npz", "none.npz")]}),
     "Result.map": (lambda **x: mapuot.solve(**x).map(POINTS), {"M": FULL, "reg": 0.1, "reg_m": 1.0}, {
         T: [("M", "PointCloud", np.asarray(FULL))], V: [("reference", "reference", np.ones((4, 5)))]}),
