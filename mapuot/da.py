@@ -174,7 +174,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.result_: Result = answers.results[0]
         problem, mass = self.result_.problem, self.result_.mass
         masses = problem.rows.mass, problem.cols.mass
-        odd = odd_scale(problem.spread, problem.M_max, mass, *masses, "norm='median'") or odd_unit_of(problem, *masses)
+        odd = odd_scale(problem, mass, *masses, "norm='median'") or odd_unit_of(problem, *masses)
         if odd:
             warnings.warn(odd, ScalingWarning, stacklevel=2)
         self.costs_, self.xs_, self.xt_ = cost, Xs, Xt

@@ -206,7 +206,7 @@ def solve_batch(
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
-    odd = odd_scale(problem.spread, problem.M_max, result.mass, *problem.masses)
+    odd = odd_scale(problem, result.mass, *problem.masses)
     mass_a, mass_b = map(host, problem.masses)
     odd = odd or odd_unit_of(problem, mass_a, mass_b, UNIT_CURE)
     if odd and not MUTED.get():

@@ -388,7 +388,7 @@ def odd_units(result: Result, problem: Problem) -> str | None:
     masses = problem.rows.mass, problem.cols.mass
     if result.status in FAILED or MUTED.get():
         return None
-    odd = odd_scale(problem.spread, problem.M_max, result.trace[-1].mass, *masses)
+    odd = odd_scale(problem, result.trace[-1].mass, *masses)
     return odd or odd_unit_of(problem, *masses, UNIT_CURE)
 
 

@@ -16,7 +16,7 @@ from ..contract import Backend
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
-from ..synonyms import VALUES, hint, ours_for
+from ..synonyms import VALUE_REMARKS, VALUES, hint, ours_for
 from .cost import Cost, Dense, cost_of
 from .parts import Parts
 from .side import Side
@@ -29,6 +29,7 @@ MOST = sys.float_info.max
 CPU = 1  # DLPack's device type of the host
 MOST_THREADS = 4096  # more than any host has cores
 MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bits
+MISSING = (-99.0, -999.0, -9999.0, -99999.0, -32768.0)  # numbers that files write for missing entries
 LITTLE_MASS = 1e-4  # share of the mass: moving less is hardly intended
 LITTLE_SHARE = 0.05  # share of the mass: moving less mostly means that M has another unit than reg_m
 UNIT_SHIFT = 0.1  # log of the factor by which the unit of mass changes the moved share: less goes unnoticed
@@ -39,7 +40,7 @@ def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
     known = [*choices]
     if not isinstance(value, str) or value not in known:
         if isinstance(value, str):
-            told = hint("", ours_for(value, VALUES, known), {})
+            told = hint(value, ours_for(value, VALUES, known), VALUE_REMARKS)
         else:
             told = ""
         cure = ": give the costs of a function of rows as the matrix M" * (name == "metric" and callable(value))
@@ -65,6 +66,9 @@ def as_float(value: Any, name: str, wanted: str = "a number") -> float:
 def as_positive(
     value: Any, name: str, most: float = MOST, wanted: str = "a positive finite number", least: float = SMALLEST
 ) -> float:  # fmt: skip
+    if name == "reg" and isinstance(value, (list, tuple, np.ndarray)) and np.size(value) > 1:
+        cure = "mapuot.path solves one problem for a list of regs, mapuot.solve_batch takes one for each problem"
+        raise TypeError(f"reg must be {wanted}, got {shown(value)}: {cure}")
     number = as_float(value, name, wanted)
     if not least <= number <= most:
         cure = ": no solve is unregularised, but result.unregularised_bounds() bounds its value"
@@ -185,9 +189,17 @@ def numbers_of(column: Any) -> Any:
 
 def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
     if array.dtype.kind not in kinds:
-        cure = {"O": ": .astype(float) makes them of objects", "U": ": .astype(float) reads them from texts"}
+        cure = {"O": cure_of_objects(array), "U": ": .astype(float) reads them from texts"}
         cure["b"] = f": costs where {name} is true, and none elsewhere, are numpy.where({name}, costs, inf)"
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}{cure.get(array.dtype.kind, '')}")
+
+
+def cure_of_objects(array: Any) -> str:
+    """Return the end of a message about an array of Python objects: the first that is no number, or the conversion."""
+    for place, x in np.ndenumerate(array):
+        if not isinstance(x, (int, float, np.number)):
+            return f": {shown(x)}{' at index ' * bool(place)}{', '.join(map(str, place))} is no number"
+    return ": .astype(float) makes them of objects"
 
 
 def as_numbers(value: Any, name: str, wanted: str, *shapes: Any, kinds: str = "fiub", least: float = -MOST) -> Any:
@@ -586,9 +598,12 @@ def name_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     return f"{some} and {count - 5} others of {name}"
 
 
-def is_sentinel(spread: float) -> bool:
-    """Tell whether range(M) / reg is so large that finite costs must stand for inf."""
-    return spread > SENTINEL
+def is_sentinel(low: float, high: float, spread: float) -> bool:
+    """Tell whether some finite costs must stand for inf.
+
+    Then the range of M is very large, in units of reg (``spread``), or the least cost is in MISSING.
+    """
+    return spread > SENTINEL or (low in MISSING and low < high)
 
 
 def moves_little(mass: Any, mass_a: Any, mass_b: Any, share: float = LITTLE_MASS) -> Any:
@@ -627,15 +642,20 @@ def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str |
 
 
 def odd_scale(
-    spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'"
+    problem: Any, mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'"
 ) -> str | None:  # fmt: skip
     """Return the text of a ScalingWarning for a problem, or for some of a batch; None if the units look right.
 
     ``scaling``: the caller's option that divides costs by their median.
     """
-    if is_sentinel(spread):
+    low = problem.M_min
+    high = problem.M_max
+    if is_sentinel(low, high, problem.spread):
+        if low in MISSING:
+            cure = f"a negative cost attracts mass; inf forbids a pair: numpy.where(M == {low:g}, numpy.inf, M)"
+            return f"M holds costs of {low:g}, by which files mark missing entries: {cure}"
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
-        return f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: {cure}"
+        return f"M reaches {high:.1e}, and its range is {problem.spread:.1e} times reg: {cure}"
     return odd_share(mass, mass_a, mass_b, scaling)
 
 

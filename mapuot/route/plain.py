@@ -70,7 +70,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     if (
         found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, m * n))
         # or a ScalingWarning is due (odd_scale in problem/validate.py)
-        or is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
+        or is_sentinel(found.low, found.high, (found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
         or (np.inf in rho and constant_of(found.low, found.high, reg))
     ):  # fmt: skip
         return Start()
