@@ -1,4 +1,4 @@
-"""``mapuot solve IN -o OUT``, ``warm-up``, ``info``: the library for files and batch systems, alone or under mpiexec.
+"""``mapuot solve IN -o OUT``, ``tune``, ``warm-up``, ``info``: the library for files, alone or under mpiexec.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
 """
@@ -23,6 +23,7 @@ from .answer.result import Result
 from .answer.store import contents
 from .answer.summary import REFERENCES, as_table
 from .api.solve import solve
+from .api.tune import tune
 from .backends import BACKENDS
 from .backends.draw import BLOCK_ENTRIES
 from .errors import ConvergenceWarning
@@ -37,7 +38,7 @@ from .ranks import Ranks, join, mpi, own_rows
 from .report import page
 from .route.options import METHODS, PRECISIONS, SCHEDULES
 from .status import describe_bound
-from .synonyms import ARGUMENTS, REQUIRED, hint, ours_for
+from .synonyms import ARGUMENTS, OPTIONS, REQUIRED, hint, ours_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
@@ -47,6 +48,7 @@ LIBRARIES = (  # `mapuot info` shows their versions
     "matplotlib", "scikit-learn", "pot", "torch", "jax", "ott-jax", "moscot", "geomloss",
 )  # fmt: skip
 VARIABLES = ("MAPUOT_", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "CUPY_")  # prefixes of variables that info shows
+TUNED_PENALTIES = sorted(name for name in PENALTIES if name not in ("balanced", "range"))
 PLAN = "Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it."
 
 
@@ -56,7 +58,7 @@ def numbers(ctx: Any, param: Any, value: str) -> Any:
     except ValueError:
         found = []
     if len(found) not in (1, 2):
-        raise click.BadParameter(f"{value!r} must be a number, or two with a comma between")
+        raise click.BadParameter(f"{value!r} must be a number or inf (balanced), or two with a comma between")
     if len(found) == 1:
         return found[0]
     return tuple(found)
@@ -90,7 +92,17 @@ def seeded_mask(ctx: Any, param: Any, value: str | None) -> SeededMask | None:
         raise click.BadParameter(f"{value!r} must be KEEP,SEED, as .1,7 ({error})") from error
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Commands of which an unknown one that looks like a file is answered by the command that takes it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and Path(name).suffix:
+            raise click.UsageError(f"no command {name!r}: did you mean mapuot solve {' '.join(args)}?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Entropic unbalanced optimal transport, with a certificate."""
@@ -106,30 +118,52 @@ def option(name: str, text: str | None = None, choices: Iterable[str] = (), **mo
     return click.option(name, help=text, **more)
 
 
+def options_of(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Combine options into one decorator, which keeps their order."""
+
+    def decorate(command: F) -> F:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return decorate
+
+
+problem_options = options_of(
+    click.argument("problem", metavar="[IN]", required=False),
+    option("--points", "In the place of IN: files with points, (m, d) and (n, d).", nargs=2, metavar="X Y"),
+    option("--metric", "Cost of --points.", METRICS, default="sqeuclidean", show_default=True),
+    option("--a", "Masses of the rows.  [default: a in IN, or uniform]", metavar="FILE"),
+    option("--b", "Masses of the columns.  [default: b in IN, or uniform]", metavar="FILE"),
+    option("--scale-cost", "Take --reg and --reg-m in units of this statistic of the costs.", SCALES),
+    option("--scale-mass", "Take masses in units of sqrt(sum(a) sum(b)).", is_flag=True),
+)
+solver_options = options_of(
+    option("--mask", "Keep this share of the pairs, at random.", callback=seeded_mask, metavar="KEEP,SEED"),
+    option("--method", "The iteration, as mapuot.solve explains it.", METHODS),
+    option("--tol", "Largest certified relative error of the plan.", type=float),
+    option("--tol-gap", "Stop also where the value is certified to this relative accuracy.", type=float),
+    option("--max-passes", "Most passes over the kernel.", type=int),
+    option("--precision", "Storage of the kernel; mixed is float32.", ("auto", *PRECISIONS)),
+    option("--backend", "Where to solve; auto is the CPU, since files are there.", BACKENDS),
+    option("--threads", "CPU threads of each process.  [default: its share of the cores]", type=int),
+    option("--schedule", "How threads share rows: by speed, or evenly (the same bits in every run).", SCHEDULES),
+)
+
+
 @cli.command("solve")
-@click.argument("problem", metavar="[IN]", required=False)
-@option("--points", "In the place of IN: files with points, (m, d) and (n, d).", nargs=2, metavar="X Y")
-@option("--metric", "Cost of --points.", METRICS, default="sqeuclidean", show_default=True)
+@problem_options
 @click.option(
     "-o", "--output", metavar="OUT", help="The answer: .npz, .h5, .zarr, .h5ad; .npy, .csv, .tsv: a dense plan."
 )
 @option("--reg", "Entropic regularisation, in units of M.", type=float, required=True)
-@option("--reg-m", "Penalty: of both sides, or ROWS,COLUMNS; inf.", callback=numbers, required=True, metavar="X[,Y]")
-@option("--a", "Masses of the rows.  [default: a in IN, or uniform]", metavar="FILE")
-@option("--b", "Masses of the columns.  [default: b in IN, or uniform]", metavar="FILE")
-@option("--scale-cost", "Take --reg and --reg-m in units of this cost.", SCALES)
-@option("--scale-mass", "Take masses in units of sqrt(sum(a) sum(b)).", is_flag=True)
+@option(
+    "--reg-m", "Penalty of both sides, or ROWS,COLUMNS, in units of M; inf is balanced.", callback=numbers,
+    required=True, metavar="X[,Y]",
+)  # fmt: skip
 @option("--penalty", "Divergence between the marginals of the plan and the masses.", sorted(PENALTIES))
-@option("--reference", "product, uniform, or a file with the matrix.")
-@option("--mask", "Keep this share of the pairs, at random.", callback=seeded_mask, metavar="KEEP,SEED")
-@option("--method", "How passes are made: as mapuot.solve says.", METHODS)
-@option("--tol", "Certified relative plan error to reach.")
-@option("--tol-gap", "Stop also where the value is certified to this relative accuracy.", type=float)
-@option("--max-passes", "Reads of the kernel at most.")
-@option("--precision", "Storage of the kernel; mixed is float32.", ("auto", *PRECISIONS))
-@option("--backend", "Where to solve: auto is the CPU, as files are there.", BACKENDS)
-@option("--threads", "CPU threads of each process.  [default: its share of the cores]", type=int)
-@option("--schedule", "How threads share rows: by their speed, or evenly, to the same bits in every run.", SCHEDULES)
+@option("--reference", "Measure of the entropy: product, uniform, or a file with the matrix.", metavar="TEXT")
+@solver_options
 @option("--plan", PLAN, callback=plan_form, metavar="dense|top:K|sparse:X|keep:S")
 @option("--report", "Write one HTML page: problem, certificate, trace, marginals, pictures.", metavar="FILE")
 @option("--checkpoint", "Write the potentials here every minute.", metavar="FILE")
@@ -153,13 +187,48 @@ def solve_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
-    if (options["problem"] is None) == (options["points"] is None):
-        raise click.UsageError("the problem is a file IN, or two with --points X Y")
+    check_named(options)
     check_written(options)
     ranks = join(mpi.world() if mpi.launched() > 1 else None)  # all processes that the launcher started
     with ranks.together():
         code = run(ranks, **options)
     sys.exit(code)
+
+
+def check_named(options: dict[str, Any]) -> None:
+    if (options["problem"] is None) == (options["points"] is None):
+        raise click.UsageError("the problem is a file IN, or two with --points X Y")
+
+
+@cli.command("tune")
+@problem_options
+@option("--mass", "Share of the mass that should move.", type=float, default=0.9, show_default=True)
+@option("--sharpness", "Sharpness of the plan (Result.sharpness).", type=float, default=0.8, show_default=True)
+@option("--reg", "Fix reg, and search for --reg-m alone.", type=float, default=None)
+@option("--reg-m", "Fix the penalty, and search for --reg alone.", type=float, default=None)
+@option("--penalty", "Divergence between the marginals of the plan and the masses.", TUNED_PENALTIES)
+@option("--reference", "Measure of the entropy.", REFERENCES)
+@solver_options
+def tune_command(
+    problem: str | None, points: tuple[str, str] | None, metric: str, a: str | None, b: str | None, **given: Any
+) -> None:
+    """Find --reg and --reg-m for the problem in the file IN.
+
+    The plan then moves the share --mass of the mass and has this --sharpness, from 0 (every point goes everywhere) to 1
+    (every point has one partner). IN, --points, --a and --b are as in mapuot solve. The command runs in one process.
+    """
+    check_named({"problem": problem, "points": points})
+    if mpi.launched() > 1:
+        raise click.UsageError("mapuot tune runs in one process: give its answer to mapuot solve")
+    M = costs(problem, points, metric)
+    m, n = M.shape
+    masses = weights(a, problem, "a", m), weights(b, problem, "b", n)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        tuned = tune(M, *masses, **given)
+    result = tuned.result
+    click.echo(f"{'reg':<12} {tuned.reg:.6g}\n{'reg_m':<12} {tuned.reg_m:.6g}")
+    click.echo(f"{'mass':<12} {result.mass:.6g}\n{'sharpness':<12} {result.sharpness:.6g}")
 
 
 def check_written(options: dict[str, Any]) -> None:
@@ -316,6 +385,8 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
 def print_values(result: Result, values: dict[str, Any]) -> None:
     for name in ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass", "how"):
         value = values[name]
+        if name == "error_bound" and not value < 1:
+            value = "none yet"  # an error of 1 or more says nothing about the plan
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
     for name in ("scale_cost", "scale_mass"):
         if getattr(result, name) != 1:
@@ -407,9 +478,9 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.NoSuchOption as error:
-        known = [*DEFAULTS, "metric", "points", "output", "plan", "report", "checkpoint", "resume"]
-        meant = ours_for(error.option_name.strip("-").replace("-", "_"), ARGUMENTS, known)
-        told = hint("", ["--" + name.replace("_", "-") for name in meant], {})
+        taken = error.ctx.command.params if error.ctx else []
+        meant = ours_for(error.option_name.strip("-").replace("-", "_"), [*ARGUMENTS, *OPTIONS], spelled(taken))
+        told = hint("", [spelled(taken)[name] for name in meant], {})
         if first_rank():
             click.UsageError(f"no such option {error.option_name}{told}", error.ctx).show()
         sys.exit(error.exit_code)
@@ -428,6 +499,11 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
         end_job(1)
+
+
+def spelled(parameters: list[Any]) -> dict[str, str]:
+    """Return {name: how a shell spells it} of the options and arguments of a command."""
+    return {str(one.name): one.opts[-1] if one.param_type_name == "option" else "the file IN" for one in parameters}
 
 
 def first_rank() -> bool:

@@ -1,4 +1,4 @@
-"""SYNONYMS: the words of other libraries for our arguments and attributes, from which hints are made.
+"""SYNONYMS: the words of other libraries for our arguments and attributes, for hints in messages.
 
 An unknown keyword argument, an unknown attribute of an answer or of the package, and an unknown option of the command
 line are looked up here; the table of docs/coming_from/index.md is compared with it by a test. A group serves in every
@@ -52,6 +52,9 @@ ARGUMENTS = (
     Group(("seed",), ("random_state", "rng")),
     Group(("callback",), ("hook", "on_step")),
     Group(("truncate",), ("sparsify", "cutoff")),
+    Group(("size",), ("n_samples", "num_samples")),
+    Group(("k",), ("n", "n_neighbors")),
+    Group(("keep",), ("mass_share",)),
     Group(("reference",), ("c", "prior")),
 )
 # How a word differs from the argument of ours that it stands for.
@@ -68,7 +71,14 @@ REMARKS = {
     "device": "arrays on a GPU are solved there",
     "dtype": "'float64' or 'mixed'",
     "init": "a Result or (log_u, log_v)",
+    "random_state": "a solve draws nothing; result.sample and SeededMask take a seed",
+    "rng": "a solve draws nothing; result.sample and SeededMask take a seed",
 }
+# options of the command line that are no arguments of `solve`
+OPTIONS = (
+    Group(("output",), ("out", "save", "outfile", "dest", "to")),
+    Group(("problem",), ("M", "C", "cost", "costs", "input", "file")),
+)
 ATTRIBUTES = (
     Group(
         ("objective",),
@@ -93,9 +103,9 @@ ATTRIBUTES = (
     Group(("gap",), ("duality_gap",)),
     Group(("row_marginal",), ("marginal_a", "a_marginal", "row_sums")),
     Group(("col_marginal",), ("marginal_b", "b_marginal", "column_marginal", "col_sums")),
-    Group(("mass",), ("total_mass", "transported_mass", "transport_mass")),
+    Group(("mass",), ("total_mass", "transported_mass", "transport_mass", "sum")),
     Group(("barycentric_map",), ("transform", "barycentric_projection", "to_dual_potentials")),
-    Group(("save",), ("to_file", "dump", "write")),
+    Group(("save",), ("to_file", "dump", "write", "to_dict", "to_csv", "to_pickle")),
 )  # fmt: skip
 ATTRIBUTE_REMARKS = {
     "value": "cost leaves the penalties out",
@@ -103,13 +113,16 @@ ATTRIBUTE_REMARKS = {
     "loss": "cost leaves the penalties out; mapuot.torch.sinkhorn_loss has a gradient",
     "u": "u = exp(log_u), which may overflow",
     "v": "v = exp(log_v), which may overflow",
+    "plot": "mapuot.plot.plan(result) and its neighbours draw answers",
+    "show": "mapuot.plot.plan(result) and its neighbours draw answers",
+    "imshow": "mapuot.plot.plan(result) and its neighbours draw answers",
 }
 VALUES = (
     Group(("cityblock",), ("l1", "L1", "manhattan", "taxicab", "minkowski")),
     Group(("euclidean",), ("l2", "L2", "minkowski")),
     Group(("chebyshev",), ("linf", "l_inf", "infinity", "max", "minkowski")),
     Group(("sqeuclidean",), ("sqeuclid", "squared_euclidean", "l2sq", "quadratic", "W2")),
-    Group(("cosine",), ("angular", "cos")),
+    Group(("cosine",), ("angular", "cos", "haversine", "great_circle", "geodesic")),
     Group(("inner",), ("dot", "dot_product", "inner_product", "ip")),
     Group(("cuda",), ("gpu", "GPU", "device")),
     Group(("cpu",), ("CPU", "numpy", "torch", "jax")),
@@ -119,6 +132,10 @@ VALUES = (
     Group(("tv",), ("TV", "l1", "partial")),
     Group(("l2",), ("L2", "quadratic", "chi2")),
     Group(("balanced",), ("hard", "exact", "none")),
+)
+VALUE_REMARKS = dict.fromkeys(
+    ("haversine", "great_circle", "geodesic"),
+    "of unit vectors (n, 3): half the squared chord; for arcs give M as a function of rows, M(i0, i1)",
 )
 # Names that other packages have at their top, and where they are in this one.
 PLACES = {
@@ -149,6 +166,8 @@ PLACES = {
     "LinearProblem": "use mapuot.solve",
     "Geometry": "use an array M, a mapuot.PointCloud or a mapuot.Grid",
     "gromov_wasserstein": "use mapuot.gromov",
+    "wasserstein": "use mapuot.solve(...).cost (reg_m=inf is balanced)",
+    "ot": "mapuot.pot has the unbalanced functions of POT (ot)",
     "entropic_gromov_wasserstein": "use mapuot.gromov, or as in POT mapuot.pot.entropic_gromov_wasserstein",
 }
 
@@ -251,21 +270,39 @@ class Hints:
             kind = type(self)
             if hasattr(kind, name):  # a property has raised an AttributeError: raise it again
                 return object.__getattribute__(self, name)
-            text = f"{kind.__name__} has no {name}"
+            text = f"{public_name(kind)} has no {name}"
             if not name.startswith("__"):
                 meant = [group.ours[0] for group in ATTRIBUTES if name in group.theirs]
                 known = [x for x in meant if x in vars(self) or hasattr(kind, x)]
                 text += hint(name, known, ATTRIBUTE_REMARKS)
             raise AttributeError(text, name=name, obj=self)
 
+        def __getitem__(self, key: Any) -> NoReturn:
+            kind = public_name(type(self))
+            raise TypeError(f"{kind} has no items: its parts are attributes, such as {main_part(self)}")
+
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        if hasattr(type(self), "plan"):
-            part = "plan"
-        elif "q" in vars(self):
-            part = "q"
-        else:
-            part = "marginals"
-        raise TypeError(f"{type(self).__name__} is no array: its numbers are in attributes, such as result.{part}")
+        kind = public_name(type(self))
+        raise TypeError(f"{kind} is no array: its numbers are in attributes, such as {main_part(self)}")
+
+    def __float__(self) -> float:
+        values = [f"result.{name}" for name in ("objective", "cost") if hasattr(type(self), name)]
+        told = " and ".join(values or [main_part(self)])
+        raise TypeError(f"{public_name(type(self))} is no number: its values are {told}")
+
+
+def main_part(answer: Hints) -> str:
+    """Return the attribute that a user of this answer most likely wants."""
+    if hasattr(type(answer), "plan"):
+        return "result.plan"
+    if "q" in vars(answer):
+        return "result.q"
+    return "result.marginals"
+
+
+def public_name(kind: type) -> str:
+    """Return the name of the public class of an answer."""
+    return next(one.__name__ for one in kind.__mro__ if not one.__module__.startswith("mapuot.route"))
 
 
 def no_such_name(name: str) -> AttributeError:

@@ -21,7 +21,7 @@ from ..backends.operator import Operator
 from ..cached import cached_property
 from ..contract import Backend
 from ..errors import shown
-from ..files import ANSWERS, split_name, write
+from ..files import split_answer, write
 from ..graphs import breaks_graph
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot
@@ -29,7 +29,7 @@ from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, describe_bound
-from ..synonyms import Hints
+from ..synonyms import Hints, hinted
 from . import between, curvature, sharpness, slopes, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows
 from .store import contents
@@ -474,6 +474,7 @@ class Result(CertifiedAnswer, Answer):
             stream.dtype = np.dtype(np.float64)
         return stream
 
+    @hinted
     def top_k(self, k: int) -> tuple[Any, Any]:
         """Return the k largest entries of each row, largest first: (column indices, values), both (m, k).
 
@@ -500,6 +501,7 @@ class Result(CertifiedAnswer, Answer):
             value[here] = xp.asarray(host(entries.astype(dtype)))
         return index, value
 
+    @hinted
     def sample(
         self, size: int, seed: Seed | None = None, *, method: str = "independent", replace: bool = True
     ) -> tuple[Any, Any]:  # fmt: skip
@@ -575,6 +577,7 @@ class Result(CertifiedAnswer, Answer):
     def _holds(self, rows: Any) -> bool:
         return holds_float32(float(self.row_marginal[rows].min()), len(self.log_v))
 
+    @hinted
     def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> Any:
         """Return the largest entries of the plan as a sparse matrix, without holding the plan.
 
@@ -707,8 +710,7 @@ class Result(CertifiedAnswer, Answer):
         and their penalties, all values, the certificate and the trace.
         All ranks must call this, and rank 0 writes. `load` reads the file. A pickle of a Result contains M as well.
         """
-        if split_name(path, "")[1] not in ANSWERS:
-            raise ValueError(f"path must end in .npz, .h5, .zarr or .h5ad, got {shown(path)}")
+        split_answer(path)
         values = contents(self)
         with self.problem.ranks.together():
             if self.problem.ranks.rank == 0:

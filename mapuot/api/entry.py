@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..answer.tensors import answered, listed, tensor_among
@@ -30,8 +30,9 @@ def entry(
 
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
-            if "torch" in sys.modules:
+            if tensors and ("torch" in sys.modules or "pandas" in sys.modules):
                 values = (*args[: len(tensors)], *map(named.get, tensors[len(args) :]))
+                check_order(values, tensors)
                 like = tensor_among(*(part for x in values for part in listed(x)))
                 if like is not None:
                     return answered(call, like, arguments(signature, args, named))
@@ -44,6 +45,21 @@ def entry(
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def check_order(values: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise if masses have the labels of a table's rows or columns in another order: they are matched by place."""
+    table, *sides = values
+    if type(table).__module__.partition(".")[0] != "pandas":
+        return
+    for x, name, axis in zip(sides, names[1:], ("index", "columns"), strict=False):
+        labels: Any = getattr(table, axis, None)
+        is_series = hasattr(x, "reindex") and x.ndim == 1
+        if labels is None or not is_series or len(x) != len(labels) or x.index.equals(labels):
+            continue
+        if x.index.isin(labels).all() and labels.isin(x.index).all():
+            cure = f"pass {name}.reindex({names[0]}.{axis})"
+            raise ValueError(f"{name} has the labels of {names[0]}.{axis} in another order: {cure}")
 
 
 def arguments(signature: inspect.Signature, args: Any, named: NamedArguments) -> NamedArguments:

@@ -299,7 +299,7 @@ def test_resume_without_a_checkpoint_starts_anew(case):
 
 @pytest.mark.parametrize(("arguments", "text"),
                          [("in.npz --reg x", "'x' is not a valid float"),
-                          ("in.npz --reg-m 1,2,3", "must be a number, or two with a comma between"),
+                          ("in.npz --reg-m 1,2,3", "must be a number or inf (balanced), or two"),
                           ("in.npz --plan top:0", "must be dense, top:K, sparse:THRESHOLD or keep:SHARE"),
                           ("in.npz --plan keep:2", "or keep:SHARE"), ("in.npz --plan dense", "--plan needs --output"),
                           ("in.npz -o x.npy", "an .npy file holds one array"),
@@ -350,7 +350,28 @@ def test_what_the_shell_is_told(case):
     assert code == 3
     assert "not converged (max_passes)" in err
     assert "max_passes" in out
+    code, out, err = script(*solve, "--reg", 1e-5, "--reg-m", 1e3, "--max-passes", 1, "-o", "out.npz")
+    assert code == 3
+    assert "error_bound  none yet" in out
+    assert "nothing certified yet" in err
     assert files.read_vector("out.npz", "log_u").shape == (40,)
+
+
+def test_tune(case):
+    """`tune` prints the reg and reg_m of `mapuot.tune`; it refuses a problem named twice or not at all."""
+
+    def printed(*arguments):
+        done = CliRunner().invoke(cli.cli, ["tune", *arguments])
+        assert done.exit_code == 0, done.output
+        return {name: float(value) for name, value in map(str.split, done.output.splitlines())}
+
+    one = mapuot.tune(case.M, case.a, case.b, mass=0.8, sharpness=0.6, scale_cost="median")
+    found = printed("in.npz", "--mass", "0.8", "--sharpness", "0.6", "--scale-cost", "median")
+    wanted = {"reg": one.reg, "reg_m": one.reg_m, "mass": one.result.mass, "sharpness": one.result.sharpness}
+    assert found == {name: pytest.approx(value, rel=1e-5) for name, value in wanted.items()}
+    assert printed("M.npy", "--a", "a.npy", "--b", "b.npy", "--reg", "0.1")["reg"] == pytest.approx(0.1)
+    assert CliRunner().invoke(cli.cli, ["tune", "M.npy", "--points", "x", "y"]).exit_code == 2
+    assert CliRunner().invoke(cli.cli, ["tune"]).exit_code == 2
 
 
 @pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="libmpi crashes under ThreadSanitizer")

@@ -27,7 +27,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming_from" / "index.md"
 def mapuot_table():
     """The table of the page, as the tables of the module make it."""
     rows = ["| there | here |", "| --- | --- |"]
-    for title, groups in (("argument", synonyms.ARGUMENTS), ("attribute", synonyms.ATTRIBUTES)):
+    for title, groups in (
+        ("argument", synonyms.ARGUMENTS), ("option", synonyms.OPTIONS), ("attribute", synonyms.ATTRIBUTES),
+        ("value", synonyms.VALUES),
+    ):  # fmt: skip
         for group in groups:
             theirs, ours = (", ".join(f"`{word}`" for word in words) for words in (group.theirs, group.ours))
             rows.append(f"| {theirs} | {title} {ours} |")
@@ -73,6 +76,13 @@ def test_errors_from_within_and_of_python_stay():
         mapuot.solve(M, reg="0.1", reg_m=1.0)
 
 
+def test_methods_of_answers_tell_of_arguments():
+    with pytest.raises(TypeError, match=r"Result\.sample\(\) has no random_state: did you mean seed\?"):
+        RESULT.sample(3, random_state=1)
+    with pytest.raises(TypeError, match=r"Result\.top_k\(\) has no n_neighbors: did you mean k\?"):
+        RESULT.top_k(n_neighbors=2)
+
+
 @pytest.mark.parametrize("answer", [RESULT, BATCH], ids=["Result", "BatchResult"])
 def test_an_unknown_attribute_names_ours(answer):
     for group in synonyms.ATTRIBUTES:
@@ -83,8 +93,18 @@ def test_an_unknown_attribute_names_ours(answer):
                 getattr(answer, word)
     with pytest.raises(TypeError, match=r"its numbers are in attributes, such as result\.plan"):
         np.asarray(answer)
+    with pytest.raises(TypeError, match=r"its values are result\.objective and result\.cost"):
+        float(answer)
+    with pytest.raises(AttributeError, match=r"Result has no plot: mapuot\.plot\.plan\(result\)"):
+        answer.plot  # noqa: B018
     for other in (copy.copy(answer), pickle.loads(pickle.dumps(answer))):
         assert np.array_equal(other.log_u, answer.log_u)
+
+
+def test_a_result_is_no_sequence():
+    for call in (lambda: RESULT["plan"], lambda: tuple(RESULT)):
+        with pytest.raises(TypeError, match=r"^Result has no items: its parts are attributes, such as result\.plan$"):
+            call()
 
 
 def test_an_error_within_a_property_is_not_hidden(monkeypatch):
@@ -109,7 +129,7 @@ def test_the_package_says_where_things_are(name):
 @pytest.mark.parametrize(
     ("metric", "told"),
     [("l1", "cityblock?"), ("manhattan", "cityblock?"), ("minkowski", "cityblock or euclidean?"),
-     ("l2", "euclidean?"), (abs, "as the matrix M")],
+     ("l2", "euclidean?"), ("haversine", "cosine? (of unit vectors"), (abs, "as the matrix M")],
 )  # fmt: skip
 def test_metrics_of_others(metric, told):
     with pytest.raises(ValueError, match="metric must be one of") as caught:
@@ -126,7 +146,10 @@ def test_metrics_of_others(metric, told):
         ({"M": np.ones((8, 8)), "a": np.ones((8, 8))}, "between pixels of images by mapuot.Grid(shape)"),
         ({"M": POINTS, "a": POINTS}, "mapuot.PointCloud(x, y)"),
         ({"M": M, "reg_m": "inf"}, "got the text 'inf'"), ({"M": M, "reg_m": None}, "inf (balanced)"),
-        ({"M": M, "reg": 0.0}, "unregularised_bounds()"), ({"M": M, "mask": M > 0.5}, "set M to inf there"),
+        ({"M": M, "reg": 0.0}, "unregularised_bounds()"), ({"M": M, "reg": [0.1, 0.2]}, "mapuot.path solves"),
+        ({"M": M, "reference": None}, "reference must hold real numbers, got dtype object: None is no number"),
+        ({"M": np.array([[0.0, "far"], [1.0, 2.0]], object)}, "'far' at index 0, 1 is no number"),
+        ({"M": M, "mask": M > 0.5}, "set M to inf there"),
         ({"M": M, "a": np.ones(5), "b": np.ones(6), "reg_m": np.inf}, "divide both by their sums"),
     ],
 )  # fmt: skip
@@ -134,6 +157,33 @@ def test_first_guesses_are_answered(arguments, told):
     with pytest.raises((ValueError, TypeError)) as caught:
         mapuot.solve(**{"reg": 0.1, "reg_m": 1.0} | arguments)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", [-99.0, -999.0, -9999.0])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_numbers_for_missing_entries_are_named(missing, backend):
+    with pytest.warns(mapuot.ScalingWarning, match=f"M holds costs of {missing:g}, by which files mark missing"):
+        mapuot.solve(np.where(M > 0.9, missing, M), reg=50.0, reg_m=100.0, backend=backend)
+    with pytest.warns(mapuot.ScalingWarning, match=f"M holds costs of {missing:g}"):
+        mapuot.solve_batch(np.where(M > 0.9, missing, M), np.ones((2, 5)) / 5, reg=50.0, reg_m=100.0)
+
+
+def test_negative_costs_are_not_named_for_their_sign(recwarn):
+    assert mapuot.solve(M - 0.5, reg=0.1, reg_m=1.0).converged
+    assert mapuot.solve(np.full((3, 3), -99.0), reg=50.0, reg_m=100.0).converged
+    assert not recwarn.list
+
+
+def test_masses_in_another_order_of_labels():
+    """Masses are matched by place: labels in another order are refused, and unlike labels are not compared."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(M, index=list("abcde"))
+    masses = pandas.Series(np.arange(1.0, 6.0), index=list("abcde"))
+    for function in (mapuot.solve, mapuot.tune):
+        with pytest.raises(ValueError, match=r"a has the labels of M\.index in another order: pass a\.reindex"):
+            function(table, masses[::-1], reg=0.1, reg_m=1.0)
+    right = mapuot.solve(table, masses, reg=0.1, reg_m=1.0)
+    assert right.mass == mapuot.solve(table, masses.reset_index(drop=True), reg=0.1, reg_m=1.0).mass
 
 
 def test_points_on_a_line():
@@ -147,6 +197,18 @@ def test_the_command_line_knows_the_words(monkeypatch, capsys):
         cli.main()
     assert ended.value.code == 2
     assert "--max-passes" in capsys.readouterr().err
+    for words, told in (
+        (["solve", "M.npy", "--out", "x.npz"], "did you mean --output?"),
+        (["solve", "--cost", "M.npy"], "did you mean the file IN?"),
+        (["tune", "M.npy", "--n-jobs", "2"], "did you mean --threads?"),
+        (["M.npy", "--reg", "1"], "no command 'M.npy': did you mean mapuot solve M.npy --reg 1?"),
+        (["solve", "M.npy", "--reg", "1", "--reg-m", "none"], "must be a number or inf (balanced)"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["mapuot", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
     assert isinstance(CliRunner().invoke(cli.cli, ["solve", "--eps", "1"]).exception, SystemExit | click.ClickException)
 
 
