@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host
 from ..errors import InfeasibleError
 from ..penalties import F64
 from .parts import allowed_pairs
@@ -42,10 +43,11 @@ def cut_of_potentials(problem: Problem, log_u: F64, log_v: F64) -> str | None:
     """Try the sets of points with potentials above a threshold; their partners are all points of allowed pairs."""
     rows, cols, ranks = problem.rows, problem.cols, problem.ranks
     of_rows, of_cols = best_partners(problem, log_u, log_v)
-    of_rows, log_u, *limits = (np.concatenate(ranks.all(x)) for x in (of_rows, log_u, *rows.limits))
+    of_rows, log_u, *limits = (np.concatenate(ranks.all(x)) for x in (of_rows, log_u, *host_limits(rows)))
+    of_sides = limits, host_limits(cols)
     for side, potential, (least, _), other, best, (_, most) in (
-        (cols, log_v, cols.limits, rows, of_rows, limits),
-        (rows, log_u, limits, cols, of_cols, cols.limits),
+        (cols, log_v, of_sides[1], rows, of_rows, of_sides[0]),
+        (rows, log_u, of_sides[0], cols, of_cols, of_sides[1]),
     ):
         points = np.flatnonzero((least > 0) & np.isfinite(potential))
         points = points[np.argsort(-potential[points])]
@@ -62,6 +64,12 @@ def cut_of_potentials(problem: Problem, log_u: F64, log_v: F64) -> str | None:
     return None
 
 
+def host_limits(side: Side) -> tuple[F64, F64]:
+    """Return the least and the largest mass of each point of a side, whose vectors may lie on a device."""
+    least, most = side.limits
+    return host(least), host(most)
+
+
 def cut_of_flow(problem: Problem) -> str | None:
     """Send as much mass from one side to the other as its points must have, and return the cut that limits the flow."""
     from scipy import sparse  # noqa: PLC0415 - on first use
@@ -74,8 +82,8 @@ def cut_of_flow(problem: Problem) -> str | None:
         ((cols, column, n), (rows, row, m)),
         ((rows, row, m), (cols, column, n)),
     ):
-        least = side.limits[0]
-        most = other.limits[1]
+        least = host_limits(side)[0]
+        most = host_limits(other)[1]
         total = least.sum()
         if not 0 < total < np.inf:
             continue

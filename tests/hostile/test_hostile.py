@@ -133,3 +133,11 @@ def test_a_mask_that_bounds_nothing():
     found = block(Runner("cpu", over_ranks=False), "truncated", seed=41, first=2077, count=1, largest=12)
     assert found["totals"]["converged"] == 1
     assert found["failures"] == []
+
+
+@pytest.mark.gpu
+def test_a_set_without_partners_is_sought_among_masses_of_the_device():
+    """Forbidden pairs, hard sides and masses of 1e142: steps with a factor ask first whether a plan exists."""
+    found = block(Runner("cuda", over_ranks=False), "points", 7105, 53, 1, 12, "extreme")
+    assert found["failures"] == []
+    assert found["totals"]["converged"] == 1
