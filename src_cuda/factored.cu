@@ -5,6 +5,7 @@
 #define THREADS 256
 #define COLUMNS 32 // of a block of sum_columns, and COLUMNS * GROUPS threads
 #define GROUPS 16
+#define TILE 32 // rows of a factor that solve_triangles reads at once, a warp each
 
 struct Factored {
     int64_t m, n, all_hard;
@@ -24,6 +25,7 @@ struct Factored {
     double *numbers;                                    // four for each entry: the results of a launch
     const double *gram;                                 // weighed^T weighed, by slot
     double *shifted, *wanted, *rest;                    // equations and right sides of each entry; residuals
+    const double *factor;                               // L of each entry's equations, L L^T
 };
 
 // A launch works on entries: a problem, the slot of its equations, and a number
@@ -230,6 +232,58 @@ extern "C" __global__ void __launch_bounds__(THREADS) shift_rows(const __grid_co
     for (int64_t i = threadIdx.x; i < F.n; i += THREADS)
         shifted[i] = entry_of_equations(F, gram, added, E.number, at - j, j, i);
     if (threadIdx.x == 0) F.wanted[entry * F.n + j] = F.right[at];
+}
+
+// The solution x of the equations T x = x of a tile, T[i][j] a triangle of L (transposed: T^T x = x), an entry by lane
+template <bool TRANSPOSED> FN double solved_tile(const double (*T)[TILE + 1], double x, int lane) {
+    for (int step = 0; step < TILE; step++) {
+        const int i = TRANSPOSED ? TILE - 1 - step : step;
+        const double found = __shfl_sync(FULL, x, i) / T[i][i];
+        const bool later = TRANSPOSED ? lane < i : lane > i;
+        if (lane == i) x = found;
+        if (later) x -= (TRANSPOSED ? T[i][lane] : T[lane][i]) * found;
+    }
+    return x;
+}
+
+// A block for each entry: solve L L^T y = right side by both triangles, y in place of the right side in `wanted`. The
+// batched solver of cuSOLVER takes as long for this as for the factor.
+extern "C" __global__ void __launch_bounds__(TILE *TILE) solve_triangles(const __grid_constant__ Factored F) {
+    __shared__ double T[TILE][TILE + 1], of_tile[TILE];
+    const double *L = F.factor + blockIdx.x * F.n * F.n;
+    double *x = F.wanted + blockIdx.x * F.n;
+    const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;
+    const int64_t tiles = (F.n + TILE - 1) / TILE;
+    for (int64_t step = 0; step < 2 * tiles; step++) {
+        const bool back = step >= tiles; // first down the rows of L, then up the rows of L^T
+        const int64_t first = (back ? 2 * tiles - 1 - step : step) * TILE, row = first + warp, column = first + lane;
+        if (row < F.n && column < F.n && column <= row) T[warp][lane] = L[row * F.n + column];
+        else T[warp][lane] = warp == lane;
+        if (!back) {
+            double known = 0;
+            if (row < F.n)
+                for (int64_t j = lane; j < first; j += TILE) known += L[row * F.n + j] * x[j];
+            known = warp_sum(known);
+            if (lane == 0) of_tile[warp] = row < F.n ? x[row] - known : 0;
+        } else if (warp == 0) {
+            of_tile[lane] = column < F.n ? x[column] : 0;
+        }
+        __syncthreads();
+        if (warp == 0) {
+            const double found =
+                back ? solved_tile<true>(T, of_tile[lane], lane) : solved_tile<false>(T, of_tile[lane], lane);
+            of_tile[lane] = found;
+            if (column < F.n) x[column] = found;
+        }
+        __syncthreads();
+        if (back)
+            for (int64_t j = threadIdx.x; j < first; j += TILE * TILE) {
+                double known = 0;
+                for (int i = 0; i < TILE && first + i < F.n; i++) known += L[(first + i) * F.n + j] * of_tile[i];
+                x[j] -= known;
+            }
+        __syncthreads();
+    }
 }
 
 // A block for each row of each entry: the residual of the solutions, which are in `wanted`

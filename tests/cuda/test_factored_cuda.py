@@ -50,6 +50,8 @@ def clustered(seed):
     [
         (1, 9, 7, (np.inf, np.inf), False),
         (3, 70, 40, (np.inf, np.inf), False),
+        (6, 50, 70, (np.inf, np.inf), False),
+        (5, 33, 64, (1.0, np.inf), True),
         (2, 40, 33, (10.0, np.inf), True),
         (2, 40, 33, (np.inf, 0.01), True),
         (2, 30, 30, (0.1, 0.05), False),

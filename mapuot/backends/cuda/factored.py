@@ -15,7 +15,7 @@ from .arrays import pinned
 from .kernels import Job, by_value, kernel
 
 FACTORED = records.read("factored.cu")["Factored"]
-THREADS, COLUMNS, GROUPS = 256, 32, 16
+THREADS, COLUMNS, GROUPS, TILE = 256, 32, 16, 32
 FEW = 4  # equations of 1000 unknowns that are solved in less time one by one, 1 ms each, than in a batch (H200)
 WAITING = 16  # requests that may wait in pinned memory: at most 5 lie between two answers
 JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of the file
@@ -122,8 +122,6 @@ class DevicePlans:
         self.launch("form_rows", len(places) * self.n)
 
     def solve(self, places: Any, shifts: F64) -> Solved:
-        from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
-
         count = len(places)
         n = self.n
         shifted = cp.empty((count, n, n))
@@ -133,10 +131,13 @@ class DevicePlans:
         self.request(places, self.slots[places], shifts)
         self.launch("shift_rows", count * n)
         if count > FEW:
-            y = cp.ascontiguousarray(posv(shifted, wanted))
+            records.put(self.record, {"factor": cp.linalg.cholesky(shifted)})
+            self.launch("solve_triangles", count, TILE * TILE)
         else:
+            from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
+
             y = cp.stack([posv(*one) for one in zip(shifted, wanted, strict=True)])
-        records.put(self.record, {"wanted": y})
+            records.put(self.record, {"wanted": y})
         self.launch("find_residuals", count * n)
         self.launch("judge_steps", count)
         solved, far, slope, _ = self.read_numbers(count)
