@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import host
 from .penalties import F64
 
 LEAST_MASS = 1e-290  # of a plan: below it marginals lose digits to float64's underflow
@@ -118,6 +119,10 @@ class Backend:
         """Return x as a numpy array."""
         raise self.lacks("to_numpy")
 
+    def to_memory(self, x: Any) -> Any:
+        """Move an array to the memory where this backend computes."""
+        return np.asarray(host(x))
+
     def extrema(self, M: Any, threads: int | None = None) -> tuple[Any, ...]:
         """Return (min, max, number of NaN or -inf, number of +inf) of a matrix.
 
@@ -183,6 +188,14 @@ class Backend:
     def range_of_clouds(self, clouds: Any) -> tuple[float, float]:
         """Return the least and the largest cost between points of many clouds."""
         raise self.lacks("range_of_clouds")
+
+    def tables(self, clouds: Any) -> Any:
+        """Form the costs of many clouds, (p, m, n); the padding of a smaller cloud has any finite numbers."""
+        out = np.zeros((len(clouds), *clouds.shape))
+        for i in range(len(clouds)):
+            one = clouds.of(i)
+            out[i, : one.shape[0], : one.shape[1]] = self.costs(one, 1)
+        return out
 
     def slopes(self, task: Any, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
         """Return derivatives by the points of the problems ``which`` of a batch, x and y; None if not wanted."""

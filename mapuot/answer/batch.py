@@ -6,17 +6,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..annotations import Seed
 from ..arrays import host, namespace
 from ..backends import Stats
 from ..cached import cached_property
 from ..contract import Backend
+from ..errors import shown
+from ..graphs import breaks_graph
 from ..outcome import CONVERGED
 from ..penalties import F64
+from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import BatchProblem
+from ..problem.validate import as_choice, as_count
+from ..ranks import ALONE
 from ..status import FAILED
 from . import slopes
+from .batch_plan import BatchPlan, counts_of
+from .draw import DRAWS, as_generator, draw_rows
 from .result import Answer, Result, numbers, primal_value, with_constant
 from .slopes import Gradient
+from .unregularised import bounds_of_batch
 
 PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
 PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
@@ -29,6 +38,10 @@ def column(x: Any, xp: Any) -> Any:
     return x
 
 
+def without_nan(x: Any) -> Any:
+    return namespace(x).where(namespace(x).isnan(x), 0.0, x)
+
+
 def scaled_by(regs: Any, table: Any) -> Any:
     """Multiply the rows of a table by one number, or each by its own."""
     return column(regs, namespace(table)) * table
@@ -37,7 +50,9 @@ def scaled_by(regs: Any, table: Any) -> Any:
 class BatchResult(Answer, Sequence[Result]):
     """Answers of `solve_batch`: arrays with one row, or one entry, for each of p problems.
 
-    ``batch[i]`` is the `Result` of problem i, and ``for result in batch`` goes through all of them.
+    ``batch[i]`` is the `Result` of problem i, and ``for result in batch`` goes through all of them. The methods below
+    serve all problems in one call. On a GPU, and on a CPU for problems up to 640 x 640, they form the plans of many
+    problems at once, in float64, and keep none.
 
     Attributes
     ----------
@@ -176,7 +191,7 @@ class BatchResult(Answer, Sequence[Result]):
         """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
         factors = self._factors()
         if factors is None:
-            return np.array([self[i].cost for i in range(len(self))])
+            return BatchPlan(self).sums()[0]
         U, K, V, scale = factors
         xp = namespace(K)
         MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + self.problem.constant)
@@ -197,6 +212,183 @@ class BatchResult(Answer, Sequence[Result]):
         for i in range(len(self)):
             self[i]._form_plan(out[i])
         return out
+
+    @breaks_graph
+    def apply(self, X: ArrayLike) -> Any:
+        """Return ``P @ X`` of all problems in float64: (p, m, d), or (p, m) if X holds vectors.
+
+        Parameters
+        ----------
+        X : (n,) or (n, d) array, (p, n, d) array, or list of p arrays (n_i,) or (n_i, d)
+            Values at the columns: the same for all problems, or one array for each. Clouds of several sizes take a
+            list.
+
+        Returns
+        -------
+        array (p, m, d), or list of p arrays (m_i, d) if clouds have several sizes
+            On the GPU if M, A or B is there.
+
+        Raises
+        ------
+        ValueError
+            If X has no such shape.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> rng = np.random.default_rng(0)
+        >>> x, y = rng.random((4, 20, 2)), rng.random((4, 30, 2))
+        >>> batch = mapuot.solve_batch(mapuot.PointCloud(x, y), reg=0.05, reg_m=np.inf)
+        >>> drift = batch.barycentric_map(y) - x  # where each point goes, less where it is
+        >>> drift.shape
+        (4, 20, 2)
+        """
+        return BatchPlan(self).product(X, False, "X")
+
+    @breaks_graph
+    def apply_transpose(self, Y: ArrayLike) -> Any:
+        """Return ``P.T @ Y`` of all problems, (p, n, d), for Y (m, d), (p, m, d) or a list; see `apply`."""
+        return BatchPlan(self).product(Y, True, "Y")
+
+    @breaks_graph
+    def barycentric_map(self, Y: ArrayLike, side: str = "rows") -> Any:
+        """Return the mean target of each row, ``(P @ Y) / (P 1)``, (p, m, d), for targets Y as X in `apply`.
+
+        With ``side="cols"`` return the mean source of each column, (p, n, d), for sources Y at the rows. Points that
+        send or receive nothing have NaN, as in `Result.barycentric_map`.
+        """
+        turned = as_choice(side, "side", ("rows", "cols")) == "cols"
+        return BatchPlan(self).images(Y, turned)
+
+    def map(self, points: Any, values: Any = None, side: str = "rows") -> Any:
+        """Return the images of other points, as `Result.map` does: (p, k, d), or a list if numbers of points differ.
+
+        Parameters
+        ----------
+        points : (k, d) array, (p, k, d) array, or list of p arrays (k_i, d)
+            Points in the space of the rows: the same for all problems, or a cloud for each.
+        values : as X in `apply`, optional
+            Values at the targets that are averaged instead of the points.
+        side : {"rows", "cols"}
+            "cols" maps points in the space of the columns to the rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If M is not a `PointCloud` of many clouds, or the problem is masked; if a shape is wrong.
+        """
+        turned = as_choice(side, "side", ("rows", "cols")) == "cols"
+        return BatchPlan(self).map(points, values, turned)
+
+    def top_k(self, k: int) -> tuple[Any, Any]:
+        """Return the k largest entries of each row, largest first: (column indices, values), both (p, m, k).
+
+        Values are float64. Index -1 and value 0 fill up a row with fewer than k allowed pairs. If clouds have several
+        sizes, both are lists of p arrays (m_i, k), and k is at most the number of columns of the largest.
+
+        Raises
+        ------
+        ValueError
+            If k is not in 1..n.
+        """
+        n = self.problem.shape[1]
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
+            raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
+        return BatchPlan(self).top_k(int(k))
+
+    def sample(self, size: int, seed: Seed | None = None, *, method: str = "independent") -> tuple[Any, Any]:
+        """Draw ``size`` pairs from each plan: (i, j) with probability P_ij / mass.
+
+        Parameters
+        ----------
+        size : int
+            Number of pairs of each problem.
+        seed : int, generator of NumPy or of PyTorch, or key of JAX, optional
+            Source of the random numbers; the same seed draws the same pairs, apart from ties at rounding.
+        method : {"independent", "systematic", "rows"}
+            How rows are drawn, as in `Result.sample`.
+
+        Returns
+        -------
+        i, j : (p, size) integer arrays
+            Rows and columns; on the GPU if M, A or B is there.
+
+        Raises
+        ------
+        ValueError
+            If a plan has no mass.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = (np.arange(4.0)[:, None] - np.arange(4.0)) ** 2
+        >>> i, j = mapuot.solve_batch(M, reg=[0.01, 0.02], reg_m=1.0).sample(4, seed=0, method="rows")
+        >>> j
+        array([[0, 1, 2, 3],
+               [0, 1, 2, 3]])
+        """
+        size = as_count(size, "size")
+        method = as_choice(method, "method", DRAWS)
+        if not ((self.mass > 0) & (self.mass < np.inf)).all():
+            i = int(np.argmin((self.mass > 0) & (self.mass < np.inf)))
+            raise ValueError(f"size must be of plans with mass, got mass {self.mass[i]} of problem {i}")
+        rng = as_generator(seed)
+        marginals = host(self.row_marginal)
+        rows = np.stack([draw_rows(r, size, rng, method) for r in marginals])
+        columns = BatchPlan(self).columns_of(rows, rng.random(rows.shape))
+        there = namespace(self.own_logs[0])
+        if there is np:
+            return rows, host(columns)
+        return there.asarray(rows), columns
+
+    @breaks_graph
+    def push(self, labels: Any) -> tuple[Any, Any]:
+        """Move labels of the rows with the mass; return each label's share of the mass that arrives at a column.
+
+        Parameters
+        ----------
+        labels : (m,) array, (p, m) array, or list of p arrays (m_i,)
+            Labels of any sortable type: the same for all problems, or those of each.
+
+        Returns
+        -------
+        classes : (k,) array
+            The labels that occur in any problem, sorted.
+        shares : (p, n, k) array, or list of p arrays (n_i, k)
+            Rows with sum 1, or zeros where no mass arrives.
+        """
+        return self._moved(labels, True)
+
+    @breaks_graph
+    def pull(self, labels: Any) -> tuple[Any, Any]:
+        """Move labels of the columns back with the mass: return classes (k,) and shares (p, m, k); see `push`."""
+        return self._moved(labels, False)
+
+    def _moved(self, labels: Any, forth: bool) -> tuple[Any, Any]:
+        count = counts_of(self.problem)[not forth]
+        table = host(labels) if not isinstance(labels, (list, tuple)) else labels
+        is_shared = np.ndim(table[0]) == 0
+        if not is_shared and len(table) != len(self):
+            raise ValueError(f"labels must hold an array for each of {len(self)} problems, got {len(table)}")
+        if is_shared:
+            if (count != count[0]).any():
+                raise ValueError("labels must be a list, one array for each cloud, if clouds have several sizes")
+            parts = [as_labels(table, int(count[0]), "labels")]
+        else:
+            parts = [as_labels(host(y), int(count[i]), f"labels[{i}]") for i, y in enumerate(table)]
+        classes = np.unique(np.concatenate([classes_of(y, ALONE, "labels") for y in parts]))
+        hot = [one_hot(y, classes) for y in parts]
+        shares = BatchPlan(self).images(hot[0] if is_shared else hot, forth, "labels")
+        if isinstance(shares, list):
+            return classes, [without_nan(x) for x in shares]
+        return classes, without_nan(shares)
+
+    def unregularised_bounds(self) -> tuple[F64, F64]:
+        """Bound the optimal values of the problems without entropy: (low, high), (p,) each.
+
+        See `Result.unregularised_bounds`; M is read twice.
+        """
+        return bounds_of_batch(self)
 
     def gradient(self) -> Gradient:
         """Derivatives of the optimal objectives of a `PointCloud` of many clouds by points and masses.

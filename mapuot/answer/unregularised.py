@@ -15,8 +15,10 @@ import numpy as np
 
 from .. import penalties
 from ..arrays import host
+from ..penalties import F64
 from ..problem.problem import EXPONENT_ROUNDING
 from ..status import FAILED
+from .batch_plan import BatchPlan
 
 ROUNDING = 2.0**-50  # relative rounding of a sum's terms: 8 roundings
 
@@ -57,18 +59,31 @@ def lowest(result: Any) -> float:
     """Return the dual value without entropy of the point (f, g) that is computed from g."""
     p, reg = result.problem, result.problem.reg
     operator = result._backend.operator_of(p.cost, reg, None, p.ranks, result._threads)
-    # points that the problem without entropy leaves out: c, which may forbid more, plays no part
-    out_u, out_v = (side.left_out(np.zeros(len(side.weight))) for side in (p.rows, p.cols))
-    log_v = host(result.own_logs[1])
-    x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0))
+    out_u, out_v = outside(p)
+    x = started(host(result.own_logs[1]), out_v)
     alpha = np.where(out_u, -np.inf, 0.0)
     top = operator.balance(alpha, x)
-    known = np.abs(np.concatenate([y[np.isfinite(y)] for y in (alpha, x)])).max(initial=0.0)
+    return value_of_potentials(p, (reg * alpha, reg * (x - top)), reg * x)
+
+
+def outside(p: Any) -> list[Any]:
+    """Return the points of both sides that the problem without entropy leaves out; c plays no part."""
+    return [side.left_out(np.zeros(len(side.weight))) for side in (p.rows, p.cols)]
+
+
+def started(log_v: F64, out: Any) -> F64:
+    """Return log v where the column takes part, 0 where it is not known, -inf elsewhere."""
+    return np.where(out, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0))
+
+
+def value_of_potentials(p: Any, potentials: Any, start: F64) -> float:
+    """Return the dual value without entropy of (f, g), less a bound on its rounding; ``start``: g before."""
+    known = np.abs(np.concatenate([y[np.isfinite(y)] for y in (potentials[0], start)])).max(initial=0.0)
     largest = max(abs(p.M_min), abs(p.M_max))
-    slack = 2 * EXPONENT_ROUNDING * (2 * known + largest / reg) * reg + p.cost.error(p.M_max)
+    slack = 2 * EXPONENT_ROUNDING * (2 * known + largest) + p.cost.error(p.M_max)
     low = size = 0.0
-    for side, y, out in ((p.rows, alpha, out_u), (p.cols, x - top, out_v)):
-        f = np.where(out, -np.inf, reg * y - slack)
+    for side, y, out in zip((p.rows, p.cols), potentials, outside(p), strict=True):
+        f = np.where(out, -np.inf, y - slack)
         term = penalties.dual_term(side.penalty, f, side.weight, side.rho, side.upper)
         low = low + float(term.sum())
         size = size + float(np.abs(term).sum())
@@ -78,11 +93,15 @@ def lowest(result: Any) -> float:
 
 def highest(result: Any) -> float:
     """Return the plan's objective without entropy; inf if a side is hard, since the plan may miss its marginal."""
-    p = result.problem
-    if p.rows.demands or p.cols.demands:
+    if result.problem.rows.demands or result.problem.cols.demands:
         return np.inf
     mass, sides = result._values()
-    cost = size = float(result.cost)
+    return value_of_plan(result.problem, float(result.cost), mass, sides)
+
+
+def value_of_plan(p: Any, cost: float, mass: float, sides: Any) -> float:
+    """Return the objective without entropy of a plan; ``sides``: (side, weight, _, marginal) of both."""
+    size = cost
     size = abs(size) + 2 * max(0.0, -p.M_min) * mass
     for side, t, _, r in sides:
         term = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
@@ -90,3 +109,40 @@ def highest(result: Any) -> float:
         size += float(np.abs(term).sum())
     cost += ROUNDING * size + p.cost.error(p.M_max) * mass
     return np.inf if np.isnan(cost) else cost
+
+
+def bounds_of_batch(result: Any) -> tuple[F64, F64]:
+    """Return `unregularised_bounds` of all problems of a batch, (p,) each."""
+    problem = result.problem
+    p = len(problem)
+    plan = BatchPlan(result)
+    out = [left_out_of_batch(problem, axis) for axis in (0, 1)]
+    start = np.reshape(problem.regs, (-1, 1)) * started(host(result.own_logs[1]), out[1])
+    f, g, known = plan.transforms(start, *out)
+    cost, rows, cols = plan.sums()
+    low = np.full(p, -np.inf)
+    high = np.full(p, np.inf)
+    for i in np.flatnonzero(~np.isin(result.status, FAILED)):
+        one = problem[i]
+        m, n = one.shape
+        sides = (one.rows, one.rows.weight, None, rows[i, :m]), (one.cols, one.cols.weight, None, cols[i, :n])
+        with np.errstate(invalid="ignore", over="ignore"):
+            if known[i]:
+                low[i] = value_of_potentials(one, (f[i, :m], g[i, :n]), start[i, :n])
+            else:
+                low[i] = lowest(result[i])
+            if not (one.rows.demands or one.cols.demands):
+                high[i] = value_of_plan(one, cost[i], float(rows[i].sum()), sides)
+    return low, high
+
+
+def left_out_of_batch(problem: Any, axis: int) -> Any:
+    """Return the points of one side of a batch that the problem without entropy leaves out, padding among them."""
+    if axis == 0:
+        side, weight = problem.rows, host(problem.A)
+    else:
+        side, weight = problem.cols, host(problem.B)
+    out = (weight == 0) & side.kind.strict
+    if problem.several:
+        out |= ~problem.several.inside(axis)
+    return out

@@ -336,12 +336,11 @@ class Clouds(Cost):
             middle = 0.0
         else:
             middle = xp.asarray(0.5 * low + 0.5 * high)
-        for points, (first, count) in zip((whole.rows, self.targets), self.places, strict=True):
-            ends = np.cumsum(count)
-            index = np.arange(ends[-1]) + np.repeat(first - (ends - count), count)
-            moved = points[xp.asarray(index)] - middle
+        for axis, points in enumerate((whole.rows, self.targets)):
+            count = self.places[axis].count
+            moved = self.gathered(points, axis) - middle
             parts.append(moved * xp.asarray(np.repeat(root, count))[:, None])
-            places.append(Places(ends - count, count))
+            places.append(Places(np.cumsum(count) - count, count))
         name = "sqeuclidean" if metric.unit else whole.metric  # unit vectors are no longer of length 1
         found = whole._other(AllPoints, metric=name, scale=whole.core[1], weights=None, x=parts[0])
         # the difference, the root, the product
@@ -349,6 +348,30 @@ class Clouds(Cost):
         found.rounded = 3
         found._set(*parts)
         return self._of(found, *places)
+
+    def gathered(self, points: Any, axis: int) -> Any:
+        """Return the points of all problems one behind the other, from points in the order of the rows or columns."""
+        first, count = self.places[axis]
+        ends = np.cumsum(count)
+        index = np.arange(ends[-1]) + np.repeat(first - (ends - count), count)
+        return points[namespace(points).asarray(index)]
+
+    def beside(self, points: Any, name: str) -> "Clouds":
+        """Return the costs of other points, (k, d) for all problems or a cloud for each, to the same columns."""
+        xp = namespace(self.whole.x)
+        plain = self.whole.plain
+        rows, places = as_flat(points, name, None, there if plain and xp is not np else array_in)
+        if len(places.first) not in (1, len(self)):
+            raise ValueError(f"{name} must hold a cloud for each of {len(self)} problems, got {len(places.first)}")
+        if plain and rows.shape[1] == self.whole.dim:
+            rows = xp.asarray(rows, dtype=np.float64)
+            scaled = rows
+        else:
+            scaled = xp.asarray(self.at_home.whole.beside(np.asarray(rows, np.float64), name).rows)
+        whole = self.whole._other(AllPoints, x=xp.asarray(rows), y=self.whole.y)
+        whole._set(scaled, self.targets)
+        here = (np.broadcast_to(k, (len(self),)) for k in places)
+        return self._of(whole, Places(*here), self.places[1])
 
     def of(self, i: Any) -> Any:
         if isinstance(i, (slice, np.ndarray)):

@@ -61,6 +61,9 @@ class DeviceBackend(Backend):
     def to_numpy(self, x: Any) -> Any:
         return module_of("arrays").to_numpy(x)
 
+    def to_memory(self, x: Any) -> Any:
+        return import_module("cupy").asarray(x)
+
     def extrema(self, M: Any, threads: int | None = None) -> tuple[Any, ...]:
         found: tuple[Any, ...] = module_of("stream").extrema(M, threads)
         return found
@@ -120,6 +123,9 @@ class DeviceBackend(Backend):
     def range_of_clouds(self, clouds: Any) -> tuple[float, float]:
         found: tuple[float, float] = module_of("clouds").range_of_clouds(clouds)
         return found
+
+    def tables(self, clouds: Any) -> Any:
+        return module_of("arrays").clouds_tables(clouds)
 
     def slopes(self, task: Any, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
         """Return the derivatives of all problems of a batch, whatever ``which`` names."""

@@ -1,0 +1,83 @@
+"""Answers of a batch on a GPU equal the single answers, and stay there."""
+
+import warnings
+
+import cupy as cp
+import numpy as np
+import pytest
+from batches import P, assert_each, batch_of, values
+from numpy.testing import assert_allclose, assert_array_equal
+
+import mapuot
+from mapuot.arrays import host
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(
+    scope="module",
+    params=["one cost", "own costs", "float32", "forbidden", "own regs", "total variation", "clouds", "ragged"],
+)
+def batch(request):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ScalingWarning)
+        return batch_of(request.param, cp.asarray)
+
+
+def lies_there(found, batch):
+    return all(isinstance(x, cp.ndarray) for x in (found if batch.problem.ragged else [found]))
+
+
+def test_products(batch):
+    X, Y = values(batch, 1, (3,)), values(batch, 0, (3,))
+    moved = batch.apply(X)
+    assert lies_there(moved, batch)
+    assert_each(moved, batch, lambda i, one: one.apply(X[i]))
+    assert_each(batch.apply_transpose(Y), batch, lambda i, one: one.apply_transpose(Y[i]))
+    assert_each(batch.barycentric_map(X), batch, lambda i, one: one.barycentric_map(X[i]))
+    images = batch.barycentric_map([cp.asarray(x) for x in Y], "cols")
+    assert lies_there(images, batch)
+    assert_each(images, batch, lambda i, one: one.barycentric_map(Y[i], "cols"))
+
+
+def test_entries_labels_and_bounds(batch):
+    index, value = batch.top_k(2)
+    assert lies_there(index, batch)
+    assert_each(index, batch, lambda i, one: one.top_k(2)[0])
+    assert_each(value, batch, lambda i, one: one.top_k(2)[1], rtol=3e-7)
+    labels = [np.arange(one.problem.shape[0]) % 2 for one in batch]
+    assert_each(batch.push(labels)[1], batch, lambda i, one: one.push(labels[i])[1])
+    low, high = batch.unregularised_bounds()
+    assert_allclose(low, [one.unregularised_bounds()[0] for one in batch], rtol=1e-9)
+    assert_allclose(high, [one.unregularised_bounds()[1] for one in batch], rtol=1e-9)
+    assert_allclose(batch.cost, [one.cost for one in batch], rtol=1e-9)
+
+
+def test_draws(batch):
+    rows, columns = batch.sample(500, seed=1)
+    assert isinstance(columns, cp.ndarray)
+    assert_array_equal(host(columns), host(batch.sample(500, seed=1)[1]))
+    for i, one in enumerate(batch):
+        plan = host(one.apply(np.eye(one.problem.shape[1])))
+        found = np.zeros(plan.shape)
+        np.add.at(found, (host(rows)[i], host(columns)[i]), 1 / 500)
+        assert np.abs(found - plan / plan.sum()).max() < 5 * np.sqrt(0.25 / 500)
+
+
+@pytest.mark.parametrize("kind", ["clouds", "cosine", "ragged"])
+@pytest.mark.parametrize("side", ["rows", "cols"])
+def test_maps_of_new_points(kind, side):
+    batch = batch_of(kind, cp.asarray)
+    new = np.random.default_rng(9).normal(size=(P, 4, 2))
+    found = batch.map(cp.asarray(new), side=side)
+    assert found.shape == (P, 4, 2)
+    assert_each(found, batch, lambda i, one: one.map(new[i], side=side))
+
+
+def test_arrays_of_the_host_come_back_to_it():
+    rng = np.random.default_rng(0)
+    x, y = [rng.normal(size=(k, 2)) for k in (3, 8)], [rng.normal(size=(k, 2)) for k in (5, 4)]
+    batch = mapuot.solve_batch(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0, backend="cuda")
+    found = batch.barycentric_map(y)
+    assert all(isinstance(z, np.ndarray) for z in found)
+    assert_each(found, batch, lambda i, one: one.barycentric_map(y[i]))
