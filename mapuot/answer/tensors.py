@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import warn
 from ..graphs import breaks_graph
+from ..tensors import array_of, is_csr, share_stream
 from .result import Answer
 
 HERE = contextlib.nullcontext()
@@ -30,11 +31,6 @@ def tensor_among(*values: Any) -> Any:
     return None
 
 
-def is_csr(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor) and x.layout == torch.sparse_csr
-
-
 def check_csr(x: Any, name: str) -> None:
     if not is_csr(x):
         return
@@ -48,27 +44,6 @@ def requires_grad(x: Any) -> bool:
     return bool(x.requires_grad and sys.modules["torch"].is_grad_enabled())
 
 
-def array_of(x: Any) -> Any:
-    """Return the memory of a tensor as a NumPy, CuPy or (CSR) SciPy array; half precision becomes float32."""
-    x = x.detach()
-    if x.is_floating_point() and x.dtype.itemsize < 4:
-        x = x.float()
-    if is_csr(x):
-        from scipy.sparse import csr_array  # noqa: PLC0415 - on first use
-
-        data, column, start = (y.numpy() for y in (x.values(), x.col_indices(), x.crow_indices()))
-        return csr_array((data, column, start), shape=tuple(x.shape))
-    if x.device.type != "cuda":
-        return x.cpu().numpy()
-    import cupy  # noqa: PLC0415 - only where torch brings GPU memory
-
-    if not (x.is_contiguous() and x.numel() and x.is_floating_point() and share_stream(x.device)):
-        return cupy.from_dlpack(x)
-    # the same as from_dlpack without its event, which takes a fifth of the time of a small solve
-    memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.numel() * x.element_size(), x, x.device.index)
-    return cupy.ndarray(tuple(x.shape), f"f{x.element_size()}", cupy.cuda.MemoryPointer(memory, 0))
-
-
 def tensor_of(x: Any, device: Any) -> Any:
     """Convert a NumPy, CuPy or CSR array to a tensor on a device; an array on this device is not copied."""
     torch = sys.modules["torch"]
@@ -79,19 +54,6 @@ def tensor_of(x: Any, device: Any) -> Any:
         waits = device.type != "cuda" or not share_stream(device)
         x = torch.from_dlpack(x if waits else x.__dlpack__(stream=-1))
     return torch.as_tensor(x, device=device)
-
-
-def share_stream(device: Any) -> bool:
-    """Return whether CuPy uses torch's current stream on a GPU, as in `stream_of`: then neither must wait."""
-    import cupy  # noqa: PLC0415 - only for tensors on a GPU
-
-    torch = sys.modules["torch"]
-    if device.index is None:
-        index = torch.cuda.current_device()
-    else:
-        index = device.index
-    on = torch._C._cuda_getCurrentRawStream(index)  # .3 us; torch.cuda.current_stream takes 9 us
-    return bool(on == cupy.cuda.get_current_stream().ptr)
 
 
 def stream_of(device: Any) -> Any:
