@@ -181,8 +181,11 @@ class Backend:
         """Form the cost matrix of points."""
         raise self.lacks("costs")
 
-    def formed(self, cloud: Any, threads: int | None = None) -> tuple[Any, float]:
-        """Form the cost matrix by the fastest way; return it and a bound on its rounding beyond that of `costs`."""
+    def formed(self, cloud: Any, threads: int | None = None) -> tuple[Any, Any]:
+        """Form the cost matrix by the fastest way; return it and a bound on its rounding beyond that of `costs`.
+
+        The bound is a number, or an object that becomes one by ``float``.
+        """
         return self.costs(cloud, threads), 0.0
 
     def range_of_clouds(self, clouds: Any) -> tuple[float, float]:

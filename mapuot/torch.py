@@ -656,11 +656,18 @@ class CrossTerms:
     eps, debias = 0.0, False
 
     def __init__(self, reg: float, reg_m: MarginalPenalty, how: tuple[str, float], options: dict[str, Any]) -> None:
-        self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options_of_value(options, reg_m)
+        self.how, self.given = how, {"reg": reg, "reg_m": reg_m} | options
+        self.options = self.given | options_of_value(options, reg_m)
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
+        cloud = cloud_of(rows, cols, self.how)
+        masses = masses_of(rows, cols)
+        if rows.starts is None:
+            one = one_call(cloud, *masses, **self.given)()  # for a plain problem on a GPU
+            if one is not None and one.converged:
+                return [one]
         with renamed(OF_BATCH):
-            found = solve_batch(cloud_of(rows, cols, self.how), *masses_of(rows, cols), **self.options)
+            found = solve_batch(cloud, *masses, **self.options)
         return [found[0] if rows.starts is None else found]
 
     def constant(self, a: Any, b: Any) -> Any:

@@ -30,7 +30,9 @@ struct Plain {
     double most_spread;          // largest range(M) / reg without a larger reg first
     double log_size;             // sizes of log a and log b, added up
     double rounding, vanishing;  // EXPONENT_ROUNDING and VANISHING of mapuot/problem/problem.py
-    double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest
+    double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest,
+    const double *sizes;         // and size_rate times the sum of these two numbers, if any
+    double size_rate;
     double dual_constant;        // without the terms of hard rows
     double mass;                 // of b
     int64_t alike;               // 1: rows and columns are the same problem if M is its transpose
@@ -246,8 +248,9 @@ FN void set_progress(const State &S, const Plain &T, const Safe &safe, const See
     if (threadIdx.x > 0) return;
     const double terms = rows.high + cols.high + T.log_size;
     const double paid = fmin((M.high - M.low) / S.limits.reg, terms + fabs(least) + T.vanishing);
+    const double formed = T.sizes ? T.size_rate * (T.sizes[0] + T.sizes[1]) : 0;
     Progress &p = *S.progress;
-    p.exponent_error = T.rounding * (paid + terms) + (T.cost_rate * M.high + T.cost_rest) / S.limits.reg;
+    p.exponent_error = T.rounding * (paid + terms) + (T.cost_rate * M.high + T.cost_rest + formed) / S.limits.reg;
     p.dual_constant = T.dual_constant + rows.odd;
     if (!(-cols.low >= 1 / NARROW_LIMIT && -cols.low <= NARROW_LIMIT)) p.narrow = 0;
     S.scalars[NEXT_SCALE] = cols.odd;

@@ -182,10 +182,10 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
     """Return the derivatives of scale |x - y|^2 by the core's coordinates, on their device: 2 scale (r x - P y)."""
     x, y = centred(cloud)
     if rows:
-        here, moved = (x, result.apply(with_ones(y)))
+        here, there = x, y
     else:
-        here, moved = (y, result.apply_transpose(with_ones(x)))
-    moved = namespace(here).asarray(moved)
+        here, there = y, x
+    moved = namespace(here).asarray(result._stream.moved(with_ones(there), not rows))
     return 2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1])
 
 

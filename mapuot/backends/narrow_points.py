@@ -114,18 +114,17 @@ def form_of(cloud: PointCosts) -> tuple[int, int]:
     return cloud.dim - cloud.apart, FORMS[form]
 
 
-def centred(cloud: PointCosts, reg: float, xp: Any = np, centre: Any = None) -> tuple[F64, F64]:
+def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     """Return coordinates (m, d) and (d, n padded), centred and scaled: costs are exponents of 2.
 
-    ``xp``: NumPy or CuPy, the library of the arrays returned; ``centre``: (d,), relative to y[0], by default `middle`.
+    ``xp``: NumPy or CuPy, the library of the arrays returned.
     """
     metric, scale = cloud.core
     factor = metric.scaled(scale * LOG2_E / reg)
     rows, columns = softened(cloud, *cloud.coordinates(xp))
     if metric.product:
         return rows[:, cloud.apart :] * factor, (columns[cloud.apart :] - origin(cloud, xp)) * factor
-    centre = middle(cloud, xp) if centre is None else centre
-    moved = columns[:, :1], centre[:, None], factor
+    moved = columns[:, :1], middle(cloud, xp)[:, None], factor
     x = laid(xp.empty(rows.shape).T, rows.T, *moved).T
     y = laid(xp.empty(columns.shape), columns, *moved)
     known = cloud.dim - cloud.bits

@@ -68,6 +68,14 @@ class Operator:
         Y, flat = self.as_columns(Y, self.shape[0], "Y")
         return self.to_caller(self.over_ranks(self.product(Y, True)), flat)
 
+    def moved(self, X: Any, turned: bool) -> Any:
+        """Return P X or P^T X for columns X, in this backend's memory."""
+        X, _ = self.as_columns(X, self.shape[not turned], "X")
+        found = self.product(X, turned)
+        if turned:
+            return self.over_ranks(found)
+        return found
+
     def images(self, X: Any, turned: bool = False, stays: bool = False) -> Any:
         """Return the mean of X under the conditional plan of each row: (P X) / (P 1), both from one product.
 

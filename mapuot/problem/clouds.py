@@ -190,6 +190,9 @@ class AllPoints(PointCosts):
     def _read(value: Any, name: str, stays: bool) -> Any:
         return value  # `as_flat` has checked it
 
+    def _take(self, x: Any, y: Any) -> bool:
+        return False  # the points of many clouds are used as they are given
+
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape = len(rows), len(columns)
         self.dim = rows.shape[1]
@@ -522,13 +525,13 @@ def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> t
     """
     if starts is not None:
         starts = np.asarray(host(starts))
-        points = as_points(value, name, read is there, False)
+        points = as_points(value, name, read is there)
         rising = starts.ndim == 1 and len(starts) > 1 and starts.dtype.kind in "iu" and (np.diff(starts) > 0).all()
         if not (rising and starts[0] == 0 and starts[-1] == len(points)):
             raise ValueError(f"starts of {name} must be integers that rise from 0 to its {len(points)} points")
         return points, Places(starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64))
     if is_list(value):
-        parts = [as_points(part, f"{name}[{i}]", read is there, False) for i, part in enumerate(value)]
+        parts = [as_points(part, f"{name}[{i}]", read is there) for i, part in enumerate(value)]
         if len({part.shape[1] for part in parts}) != 1:
             raise ValueError(f"{name} must hold clouds of points with equally many coordinates")
         count = np.array([len(part) for part in parts], np.int64)
@@ -536,6 +539,6 @@ def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> t
     points = as_array(value, name, read)
     if points.ndim == 3 and 0 not in points.shape:
         p, m, d = points.shape
-        return as_points(points.reshape(-1, d), name, read is there, False), Places(m * np.arange(p), np.full(p, m))
-    points = as_points(points, name, read is there, False)
+        return as_points(points.reshape(-1, d), name, read is there), Places(m * np.arange(p), np.full(p, m))
+    points = as_points(points, name, read is there)
     return points, Places(np.zeros(1, np.int64), np.array([len(points)]))

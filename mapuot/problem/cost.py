@@ -237,6 +237,7 @@ class Dense(Cost):
     kind = "an array"
     scalable = True
     array: Any = None  # set for each object
+    rounding: Any = 0.0  # of its entries, beyond the rounding of the costs that they stand for
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -309,7 +310,7 @@ class RescaledCosts(Dense):
         self.rounding = rounding
 
     def error(self, largest: float) -> float:
-        return self.rounding
+        return float(self.rounding)
 
     def transpose(self) -> "Dense":
         return RescaledCosts(self.array.swapaxes(-1, -2), self.rounding)

@@ -16,6 +16,7 @@ from ..contract import Backend
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
+from ..tensors import array_of, is_tensor
 from .cost import Cost, Dense, Range, Tell
 from .labels import coordinates, signs
 from .metrics import METRICS, Metric
@@ -41,6 +42,19 @@ class KeptBoxes(NamedTuple):
     width: int  # largest number of columns of a box
     nats: float  # a pair of boxes is skipped if its bound is below e^-nats of the product of their masses
     share: float  # kept share of the pairs
+
+
+class SquareRounding(NamedTuple):
+    """Bound on the rounding of squared distances by a product: ``rate`` times the sum of two numbers on a device.
+
+    A solve on the device reads the numbers there, so that the host need not wait for them.
+    """
+
+    rate: float
+    sizes: Any  # (2,): the largest squares of both clouds, relative to the origin of the product
+
+    def __float__(self) -> float:
+        return self.rate * float(host(self.sizes).sum())
 
 
 class PointCosts(Cost):
@@ -92,12 +106,10 @@ class PointCosts(Cost):
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
         self.alone = points[0] is points[1]
+        if stays and self._take(*points):
+            return
         x = copied(points[0])  # the caller may change x and y
         y = x if self.alone else copied(points[1])
-        if stays:
-            self._set(x, y)
-        if self.there:
-            return
         self.x, self.y = x, y
         if self.weights is not None:
             low, high = corners(self.y)
@@ -135,6 +147,17 @@ class PointCosts(Cost):
     def _read(value: Any, name: str, stays: bool) -> Any:
         """Return the points as an array, on the current device if ``stays``."""
         return as_points(value, name, stays)
+
+    def _take(self, x: Any, y: Any) -> bool:
+        """Copy points to tables on their device by one launch; raise if a point is not finite."""
+        rows, columns, odd = arithmetic(x).take_points(x, y)
+        for points, name, is_odd in zip((x, y), "xy", odd, strict=True):
+            if is_odd:
+                check_finite(host(points), name)
+        self.shape = len(x), len(y)
+        self.dim = x.shape[1]
+        self.there = rows, columns
+        return True
 
     def _scaled(self, points: F64, name: str) -> F64:
         """Return the core's coordinates: weighted, and for "cosine" scaled to unit vectors.
@@ -480,8 +503,11 @@ class PointCosts(Cost):
 class FormedCosts(Dense):
     """A cloud with its formed matrix, used if passes over the matrix take less time."""
 
-    def __init__(self, cloud: PointCosts, array: Any, rounding: float = 0.0) -> None:
-        """Hold the matrix; ``rounding``: error of its entries beyond the error of the cloud's costs."""
+    def __init__(self, cloud: PointCosts, array: Any, rounding: Any = 0.0) -> None:
+        """Hold the matrix; ``rounding``: error of its entries beyond the error of the cloud's costs.
+
+        It is a number or a `SquareRounding`.
+        """
         super().__init__(array)
         self.cloud, self.dtype = cloud, cloud.dtype  # of the plan; entries are float64
         self.rounding = rounding
@@ -508,7 +534,7 @@ class FormedCosts(Dense):
         return found
 
     def error(self, largest: float) -> float:
-        return float(self.cloud.error(largest)) + self.rounding
+        return float(self.cloud.error(largest)) + float(self.rounding)
 
 
 class SortedCosts(PointCosts):
@@ -658,12 +684,10 @@ def corners(points: F64) -> tuple[F64, F64]:
     return np.concatenate([low, rest]).min(0), np.concatenate([high, rest]).max(0)
 
 
-def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True) -> Any:
-    """Check points, (m, d), finite if ``looked_at``; with ``stays`` on the current device, else on the host."""
-    if type(value).__module__ == "torch":
-        value = value.detach()
-        if not stays:
-            value = value.cpu()
+def as_points(value: Any, name: str, stays: bool = False) -> Any:
+    """Check points, (m, d), and return them on the host; with ``stays`` on the current device, numbers unchecked."""
+    if is_tensor(value) and not stays:
+        value = array_of(value)
     if stays:
         points = as_array(value, name, there)
     else:
@@ -675,24 +699,23 @@ def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True
         else:
             cure = ""
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}{cure}")
-    if stays and (not looked_at or np.isfinite(float(points.sum()))):  # a finite sum has no NaN and no inf
-        return points
-    finite = np.isfinite(host(points)).all(1)
+    if not stays:
+        check_finite(points, name)
+    return points
+
+
+def check_finite(points: Any, name: str) -> None:
+    finite = np.isfinite(points).all(1)
     if not finite.all():
         raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(finite))}")
-    return points
 
 
 def there(value: Any) -> Any:
     """Return an array on the current device; a tensor is detached."""
     import cupy  # noqa: PLC0415 - only for what lies on a GPU
 
-    if type(value).__module__ == "torch":
-        value = value.detach()
-        if value.is_cuda:
-            value = cupy.from_dlpack(value)
-        else:
-            value = value.numpy()
+    if is_tensor(value):
+        value = array_of(value)
     array = cupy.asarray(value)
     if array.device == cupy.cuda.Device():
         return array

@@ -21,8 +21,7 @@ from ..contract import Backend
 from ..outcome import RUNNING
 from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
-from ..problem.kinds import formed
-from ..problem.points import FORM_BYTES
+from ..problem.points import FORM_BYTES, FormedCosts
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import EVEN, MASS_TOLERANCE, MOST_PASSES, as_count, as_range, evening
@@ -155,7 +154,7 @@ def read_on_device(call: Call, reg: float, rho: tuple[float, float], options: Op
         if factor != 1:
             cols = dataclasses.replace(cols, weight=cols.weight * factor)
     if type(M) is PointCloud:
-        cost = formed(cost_of(M), backend)
+        cost: Any = FormedCosts(cost_of(M), *backend.formed(cost_of(M)))  # `place_of` found that it may be formed
         if cost.cloud.alone and options.memory and rows.alike(cols):
             options = dataclasses.replace(options, symmetric=True)
     else:

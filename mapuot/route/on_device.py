@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.draw import row_shares, seed_of
-from ..arrays import is_on_device
+from ..arrays import host, is_on_device
 from ..ascend.settings import STAGES
 from ..ascend.stages import FORMED, in_words, newton_words
 from ..backends import Options, load
@@ -26,6 +26,7 @@ from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
 from ..contract import Backend
 from ..outcome import after_one_call
+from ..penalties import F64
 from ..problem.cost import Dense, cost_of
 from ..problem.problem import Problem
 from ..problem.validate import moves_little
@@ -126,8 +127,9 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
         return None
     options, *given = found
     cost, (rows, cols) = problem.cost, problem.sides
-    least = cost.error(0.0)
-    rounding = cost.error(1.0) - least, least
+    own = cost.cloud or cost
+    least = own.error(0.0)
+    rounding = own.error(1.0) - least, least, cost.rounding
     sent = whole()[1].begin(cost.array, rows, cols, problem.reg, *given, rounding)
     if sent is None:
         return None
@@ -229,7 +231,7 @@ class DeviceResult(LazyResult):
     products = 0  # number of products of Newton's step
 
     def __init__(self, problem: PlainProblem, found: Any, begun: float) -> None:
-        cost = problem.cost.cloud or problem.cost  # with points, the plan is computed from the points
+        cost = problem.cost.cloud or problem.cost  # values are sums over the points, without the rounding of M
         super().__init__(problem.backend, cost, found, problem.options, begun)
         self._plain = problem
         rows, cols = problem.sides
@@ -256,18 +258,31 @@ class DeviceResult(LazyResult):
         return in_words(f"{reads}, {'portable' if one else 'persistent'}", 0, *more)
 
     def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
-        if method == "rows" or self._cost.cloud is not None:
+        if method == "rows":
             return super()._pairs(size, rng, method)
         given = self._found.exponents
         if method == "independent":  # the device draws from a seed: no transfer of random numbers
-            return self._found.prepared.drawn(self._cost.array, given, size, seed_of(rng))  # type: ignore[no-any-return]
-        shares = row_shares(size, rng, method), rng.random(size)
-        return self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)  # type: ignore[no-any-return]
+            pairs = self._found.prepared.drawn(self._plain.cost.array, given, size, seed_of(rng))
+        else:
+            shares = row_shares(size, rng, method), rng.random(size)
+            pairs = self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)
+        if self._cost.cloud:  # the answers of points lie on the host
+            pairs = host(pairs)
+        return pairs[0], pairs[1]
 
     def _new_stream(self) -> Any:
+        return self._operator(self._plain.cost.array)
+
+    @cached_property
+    def _sums(self) -> tuple[float, F64, F64]:
+        sums: tuple[float, F64, F64] = self._operator().sums()
+        return sums
+
+    def _operator(self, formed: Any = None) -> Any:
+        """Return the operator of the plan; for points it reads their matrix ``formed``, or makes their costs."""
         m, n = self._cost.shape
         alpha = self._found.exponents[:m]
         beta = self._found.exponents[m : m + n]
-        return self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads).set_exponents(
-            alpha, beta
-        )
+        found = self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads)
+        found.formed = formed
+        return found.set_exponents(alpha, beta)

@@ -120,6 +120,10 @@ CASES = {
     "largest exponents": ("portable.cu", points(0, 0, 3, KEPT=1, TOPS=1), {"point_sums": (128, 0)}),
     "tiles of points": ("portable.cu", points(1, 1, 0, DEPTH=16), {"tile_sums": (128, 32)}),
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
+    "tables of points": (
+        "point_tables.cu", {"STORE": 0, "COST": 1},
+        {"take_points": (255, 0), "find_origin": (64, 0), "square_factors": (64, 0)},
+    ),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
     "formulas of vectors": ("vectors.cu", {"STORE": 0}, {"evaluate": (255, 512), "reduceat": (255, 0)}),
     "plans of clouds": ("point_costs.cu", {"METRIC": 0, "PLAN": 1, "STORE": 0}, {"point_costs": (255, 0)}),

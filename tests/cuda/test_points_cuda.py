@@ -19,10 +19,11 @@ from mapuot.ascend.truncation import in_boxes
 from mapuot.backends.boxes import Boxes, PassState
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
+from mapuot.backends.cuda import arrays, vectors
 from mapuot.backends.cuda import backend as cuda
-from mapuot.backends.cuda import vectors
 from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.backends.settings import BOXES
+from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
 from mapuot.route import on_device
 from mapuot.route.options import make_options
@@ -180,10 +181,13 @@ def test_points_on_a_gpu_that_are_not_finite_are_named(value):
     x[7, 1] = value
     with pytest.raises(ValueError, match="x must be finite, got NaN or inf in point 7"):
         mapuot.PointCloud(cp.asarray(x), cp.asarray(y))
+    with pytest.raises(ValueError, match="y must be finite, got NaN or inf in point 7"):
+        mapuot.PointCloud(cp.asarray(y), cp.asarray(x))
 
 
 @pytest.mark.parametrize(("d", "far", "outlier"), [(16, 0.0, 0.0), (40, 1e6, 0.0), (300, 0.0, 1e4), (64, 1e8, 1e3)])
-def test_a_matrix_of_products_errs_by_what_is_told(d, far, outlier):
+def test_a_matrix_of_products_errs_by_what_is_told(monkeypatch, d, far, outlier):
+    monkeypatch.setattr(arrays, "MANY_TERMS", 0)
     x, y, _, _ = clouds(50, 40, d)
     x[3] += outlier
     y[0] -= outlier  # the centre is no outlier
@@ -192,8 +196,68 @@ def test_a_matrix_of_products_errs_by_what_is_told(d, far, outlier):
     M, rounding = cuda.formed(cloud)
     wide = x.astype(np.longdouble)[:, None] - y.astype(np.longdouble)
     error = np.abs(host(M).astype(np.longdouble) - 3 * (wide * wide).sum(-1)).max()
-    assert error <= rounding
-    assert 0 < rounding <= 1e-15 * (6 * d + 80) * cloud.range(cuda)[1]
+    assert error <= float(rounding)
+    assert 0 < float(rounding) <= 1e-15 * (6 * d + 80) * cloud.range(cuda)[1]
+
+
+@pytest.mark.parametrize(("d", "most_terms"), [(3, 0), (20, 0), (20, 1 << 20)])
+def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_terms):
+    """The host launches two or three kernels beside those of the matrix, reads no point, and the pairs once."""
+    monkeypatch.setattr(arrays, "MANY_TERMS", most_terms)
+    x, y = (cp.asarray(z.astype(np.float32)) for z in clouds(50, 40, d)[:2])
+    words = {"reg": 0.05 * d, "reg_m": 1.0 * d}
+    mapuot.solve(mapuot.PointCloud(x, y), **words)  # prepares the launches of such calls
+    launched, read, get = [], [], cp.ndarray.get
+    for module in (arrays, vectors):
+        counted = lambda *job, kernel=module.kernel, **options: launched.append(job) or kernel(*job, **options)  # noqa: E731
+        monkeypatch.setattr(module, "kernel", counted)
+    monkeypatch.setattr(cp.ndarray, "get", lambda z, *more, **own: read.append(z.shape) or get(z, *more, **own))
+    found = mapuot.solve(mapuot.PointCloud(x, y), **words)
+    pairs = found.sample(30, 5)
+    product = d == 20 and not most_terms
+    formed = [("point_tables.cu", "find_origin"), ("point_tables.cu", "square_factors")]
+    formed = formed if product else [("point_costs.cu", "point_costs")]
+    assert launched == [("point_tables.cu", "take_points"), *formed]
+    assert read == [(2, 30)]
+    M, _ = cuda.formed(mapuot.PointCloud(x, y)._cost)
+    right = mapuot.solve(M, **words)
+    np.testing.assert_array_equal(found.log_u, right.log_u)
+    for one, other in zip(pairs, right.sample(30, 5), strict=True):
+        assert type(one) is np.ndarray
+        np.testing.assert_array_equal(one, other.get())
+    for method in ("systematic", "rows"):
+        for one, other in zip(*(z.sample(70, 5, method=method) for z in (found, right)), strict=True):
+            np.testing.assert_array_equal(one, other.get())
+    np.testing.assert_array_equal(found.apply(np.ones(40)), right.apply(cp.ones(40)).get())
+
+
+def test_rounding_that_stays_on_the_device_counts(monkeypatch):
+    """The certificate counts the rounding of a product, whether the host or the device reads it."""
+    monkeypatch.setattr(arrays, "MANY_TERMS", 0)
+    x, y = map(cp.asarray, clouds(50, 40, 20)[:2])
+    cloud = mapuot.PointCloud(x, y)
+    errors = []
+    M, rounding = cuda.formed(cloud._cost)
+    rounding = rounding._replace(rate=1e7 * rounding.rate)
+    for told in (rounding, float(rounding), 0.0):
+        monkeypatch.setattr(cuda, "formed", lambda *_, told=told: (M, told), raising=False)
+        errors.append(mapuot.solve(cloud, reg=1.0, reg_m=20.0, tol=1e-3).error_bound)
+    assert errors[0] == pytest.approx(errors[1], rel=1e-12)
+    assert errors[0] > errors[2] + 0.9 * float(rounding)
+
+
+def test_rows_are_drawn_from_points_that_are_made_once(monkeypatch):
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.operator"), "BLOCK_ENTRIES", 4 * 40)
+    x, y, a, b = clouds(50, 40, 3)
+    rng = np.random.default_rng(1)
+    rows, at = rng.integers(0, 50, 90), rng.random(90)
+    for put in (cp.asarray, np.asarray):
+        found = mapuot.solve(mapuot.PointCloud(put(x), put(y), form=None), a, b, reg=0.05, reg_m=1.0, backend="cuda")
+        plan = found._stream
+        M = Dense(cp.asarray(np.asarray(found.problem.cost)))
+        right = cuda.operator_of(M, 0.05).set_exponents(plan.alpha, plan.beta).draw(rows, at)
+        for one, other in zip(plan.draw(rows, at), right, strict=True):
+            np.testing.assert_array_equal(one, other.get())
 
 
 def test_a_restart_far_from_its_kernel_has_the_v_that_it_tells():

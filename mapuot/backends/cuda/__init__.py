@@ -116,8 +116,8 @@ class DeviceBackend(Backend):
     def costs(self, cloud: Any, threads: int | None = None) -> Any:
         return module_of("arrays").costs(cloud, threads)
 
-    def formed(self, cloud: Any, threads: int | None = None) -> tuple[Any, float]:
-        found: tuple[Any, float] = module_of("arrays").formed(cloud, threads)
+    def formed(self, cloud: Any, threads: int | None = None) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = module_of("arrays").formed(cloud, threads)
         return found
 
     def range_of_clouds(self, clouds: Any) -> tuple[float, float]:

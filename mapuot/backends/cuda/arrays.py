@@ -11,22 +11,22 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'") from error
 
-from ...arrays import squares
 from ...contract import Options
 from ...penalties import F64
-from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, PointCosts, SortedCosts
+from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, PointCosts, SortedCosts, SquareRounding
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
-from .. import narrow_points
 from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
+from .vectors import pinned
 
 BLOCK_BYTES = 1 << 28  # bytes of a numpy M that are on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
-MANY = 16  # dimensions; from here on a matrix product forms costs faster than differences do
+FACTORS = 32  # points whose factors a block of point_tables.cu makes
+MANY = 16  # dimensions; from here on a matrix product may form costs faster than differences do
+MANY_TERMS = 1 << 27  # coordinates of pairs; a product and its three launches take as long as so many differences
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
-CANDIDATES = 64  # points of which one is the centre of squared distances by a product
 FEW = 12  # dimensions; up to here a pass over 20,000 points is faster than a pass that reads their K
 
 
@@ -101,14 +101,6 @@ def asarray(x: Any) -> Any:
 def to_numpy(x: Any) -> Any:
     x = asarray(x)
     return x.get() if isinstance(x, cp.ndarray) else x
-
-
-def pinned(count: int) -> Any:
-    """Return uninitialised pinned memory for ``count`` numbers on the host, for fast copies.
-
-    A copy to the device is asynchronous: the sender keeps this memory alive until a later read from the device.
-    """
-    return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * count + 8), np.float64)[:count]
 
 
 def on_device(*vectors: Any) -> list[Any]:
@@ -252,39 +244,27 @@ def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) ->
     return tables(rows, cp.asarray(own), metric.number, scale, cp.empty((m, n)))
 
 
-def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
+def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, Any]:
     """Form the cost matrix of points; return it and a bound on its rounding in excess of the rounding of `costs`.
 
-    In many dimensions one matrix product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at a point of y.
+    In many dimensions one float64 product of matrices makes squared distances |x|^2 + |y|^2 - 2 <x, y>, relative to a
+    point of y in the midst of some others. The host waits for no number of the points.
     Let u = 2^-53 and s = max |x|^2 + max |y|^2. A sum of d + 2 terms of size 2 s errs by (d + 2) u 2 s; the squares err
     by (d + 1) u s. Coordinates err by 6.3 u sqrt(s), which adds 18 u s; their factor adds 8 u s.
     """
-    d = cloud.dim
-    if not cloud.core[0].square or d < MANY or cloud.bits:
+    (m, n), d, (metric, scale) = cloud.shape, cloud.dim, cloud.core
+    if not metric.square or cloud.bits or d < MANY or m * n * d < MANY_TERMS:
         return costs(cloud), 0.0
-    x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp, central(cloud))
-    y = y[:, : cloud.shape[1]]
-    left, right, sizes = *map(vectors.empty, ((len(x), d + 2), (d + 2, y.shape[1]))), (squares(x.T), squares(y))
-    np.multiply(x, -2.0, out=left[:, :d])
-    left[:, d] = sizes[0]
-    left[:, d + 1] = 1.0
-    right[:d] = y
-    right[d] = 1.0
-    right[d + 1] = sizes[1]
-    return cp.matmul(left, right), 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
-
-
-def central(cloud: PointCosts) -> Any:
-    """Return a point of y in its midst, (d,), relative to y[0]: of some points that with the least sum of distances.
-
-    All stays on the device; any centre will do, as long as it is no outlier.
-    """
-    columns = cp.asarray(cloud.coordinates(cp)[1])
-    some = columns[:, : cloud.shape[1] : max(1, cloud.shape[1] // CANDIDATES)]
-    some = some - some[:, :1]
-    sizes = (some * some).sum(0)
-    apart = sizes[:, None] + sizes - 2.0 * (some.T @ some)
-    return cp.take(some, cp.sqrt(cp.maximum(apart, 0.0)).sum(0).argmin(), axis=1)
+    rows, columns = map(cp.asarray, cloud.here or (cloud.rows, cloud.columns))
+    options = {"STORE": 0, "COST": 0}
+    ld, count, dim = map(np.int64, (columns.shape[1], n, d))
+    origin, sizes = cp.empty(d), cp.empty(2)
+    left, right = cp.empty((m, d + 2)), cp.empty((d + 2, n))
+    kernel("point_tables.cu", "find_origin", **options)((1,), (1024,), (columns, ld, count, dim, origin, sizes))
+    given = rows, columns, ld, np.int64(m), count, dim, origin, np.float64(metric.scaled(scale)), left, right, sizes
+    run = kernel("point_tables.cu", "square_factors", **options)
+    run((-(-n // FACTORS) + -(-m // FACTORS),), (1024,), given)
+    return cp.matmul(left, right), SquareRounding(2.0**-53 * (3 * d + 40), sizes)
 
 
 def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:

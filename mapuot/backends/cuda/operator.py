@@ -15,12 +15,12 @@ import numpy as np
 from ...arrays import PAD, host
 from ...cached import cached_property
 from ...penalties import F64
-from ...problem.cost import Cost
+from ...problem.cost import Cost, Dense
 from ...problem.mask import MaskedReference
 from ...problem.sparse import Sparse
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
-from ..draw import runs
+from ..draw import BLOCK_ENTRIES, runs
 from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator
 from ..records import put
@@ -32,6 +32,12 @@ from .launch import BULK, device_limits
 from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
 
 FEW_COLUMNS = 4  # columns that one kernel multiplies with a row of the plan while making it
+
+
+def places_of(shares: Any, rows: Any) -> tuple[Any, ...]:
+    """Return the arguments of the kernel ``draw`` from ``masses`` to ``rows`` for rows that are known."""
+    nothing = np.uint64(0)
+    return nothing, nothing, shares, np.int64(0), rows
 
 
 class NearPairs(Sparse):
@@ -62,6 +68,7 @@ class DeviceOperator(Operator):
     PIECE = 1 << 22
     as_columns = staticmethod(as_columns)
     stages: tuple[Carrier, Carrier] | None = None  # carriers of M and of c, kept from one sweep to the next
+    formed: Any = None  # the matrix of costs between points, if it is there
 
     def __init__(
         self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None
@@ -80,12 +87,16 @@ class DeviceOperator(Operator):
 
         ``most``: most rows of a block; by default all rows if M is on the device.
         """
-        if most is None:
-            size = most_bytes(self.cost.array)
+        if self.formed is None:
+            cost = self.cost
         else:
-            size = most * self.shape[1] * self.cost.dtype.itemsize
+            cost = Dense(self.formed)
+        if most is None:
+            size = most_bytes(cost.array)
+        else:
+            size = most * self.shape[1] * cost.dtype.itemsize
         stage, stage_c = self.stages or (Carrier(), Carrier())
-        for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, size):
+        for k0, k1, M, c in cost.blocks(self.c, i0, i1, size):
             if isinstance(c, MaskedReference):
                 moved = c.with_given(stage_c)
             elif c is None:
@@ -205,12 +216,12 @@ class DeviceOperator(Operator):
                 k1 = min(k0 + rows, i1)
                 yield k0, k1, cp.asarray(M[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
-    def draw_by(self, masses: Any, *shares: F64) -> tuple[Any, Any]:
-        """Draw pairs of a cost on the device: rows where cumulated masses exceed ``shares``, then their columns."""
-        rows, found = cp.empty((2, len(shares[0])), np.int64)
+    def draw_by(self, masses: Any, *shares: F64) -> Any:
+        """Draw pairs (2, size) on the device: rows where cumulated masses exceed ``shares``, then their columns."""
+        pairs = cp.empty((2, len(shares[0])), np.int64)
         ((_, _, M, c),) = self.blocks()
-        self.launch_draw(M, c, self.alpha, (masses, *on_device(*shares), np.int64(0), rows), 0, found)
-        return rows, found
+        self.launch_draw(M, c, self.alpha, (masses, *on_device(*shares), np.int64(0), pairs[0]), 0, pairs[1])
+        return pairs
 
     def launch_draw(self, M: Any, c: Any, alpha: Any, given: tuple[Any, ...], i0: int, found: Any) -> None:
         """Draw a column for each row; one warp makes a row and cumulates it at once.
@@ -222,39 +233,52 @@ class DeviceOperator(Operator):
         stream("draw", M, c)((-(-len(found) // 8),), (256,), (view, *given, *words))
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        m, n = self.shape
-        here = self.cost.xp is cp
-        count = len(rows)
-        if here:
+        wanted = cp.empty((2, len(rows)))
+        pairs = cp.empty((2, len(rows)), np.int64)
+        there = self.formed is not None or self.cost.xp is cp
+        if there:
             order: Any = slice(None)
         else:
             order = np.argsort(rows, kind="stable")
         rows = rows[order].astype(np.int64)
-        wanted = cp.empty((2, count))
-        found = cp.empty(count, np.int64)
-        nothing = np.uint64(0)
         wanted.set(np.stack((rows.view(np.float64), at[order])))
-        sought = wanted[0].view(np.int64)
-        shares = wanted[1]
-        for i0, i1 in [(0, m)] if here else runs(np.unique(rows), n):
-            for k0, k1, M, c in self.blocks(i0, i1):
-                if here:
-                    first, last = 0, count
-                else:
-                    first, last = np.searchsorted(rows, (k0, k1)).tolist()
-                if first < last:
-                    if here:
-                        alpha = self.alpha
-                    else:
-                        alpha = self.alpha[k0:k1]
-                    own = slice(first, last)
-                    given = nothing, nothing, shares[own], np.int64(0), sought[own]
-                    self.launch_draw(M, c, alpha, given, k0, found[own])
-        if here:
-            return sought, found
-        drawn = np.empty((2, count), np.int64)
-        drawn[:, order] = rows, found.get()
+        pairs[0] = wanted[0].view(np.int64)
+        if there:
+            ((_, _, M, c),) = self.blocks()
+            self.launch_draw(M, c, self.alpha, places_of(wanted[1], pairs[0]), 0, pairs[1])
+        elif self.cost.cloud is self.cost and self.c is None:
+            self.draw_from_points(rows, wanted[1], pairs[1])
+        else:
+            self.draw_from_rows(rows, wanted[1], pairs)
+        if self.cost.xp is cp:
+            return pairs[0], pairs[1]
+        drawn = np.empty((2, len(rows)), np.int64)
+        drawn[:, order] = pairs.get()
         return drawn[0], drawn[1]
+
+    def draw_from_rows(self, rows: Any, shares: Any, pairs: Any) -> None:
+        """Draw a column for each of these sorted rows, from blocks of rows that hold them and few others."""
+        for i0, i1 in runs(np.unique(rows), self.shape[1]):
+            for k0, k1, M, c in self.blocks(i0, i1):
+                own = slice(*np.searchsorted(rows, (k0, k1)))
+                if own.start < own.stop:
+                    given = places_of(shares[own], pairs[0, own])
+                    self.launch_draw(M, c, self.alpha[k0:k1], given, k0, pairs[1, own])
+
+    def draw_from_points(self, rows: Any, shares: Any, found: Any) -> None:
+        """Draw a column for each of these sorted rows; the costs of each are made once, of many rows at a time."""
+        cost: Any = self.cost
+        some, first = np.unique(rows, return_index=True)
+        step = max(1, BLOCK_ENTRIES // self.shape[1])
+        ends = np.append(first, len(rows))
+        place = cp.asarray(np.repeat(np.arange(len(some)), np.diff(ends)))
+        stage = Carrier()
+        for k0 in range(0, len(some), step):
+            k1 = min(k0 + step, len(some))
+            own = slice(ends[k0], ends[k1])
+            alpha = vectors.asarray(self.alpha)[vectors.asarray(some[k0:k1])]
+            given = places_of(shares[own], place[own])
+            self.launch_draw(stage(cost[some[k0:k1]]), None, alpha, given, k0, found[own])
 
     # ---- K
 

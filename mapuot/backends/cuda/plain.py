@@ -19,6 +19,7 @@ import numpy as np
 from ...contract import MEMORY, Options
 from ...problem.cost import Dense
 from ...problem.metrics import METRICS
+from ...problem.points import SquareRounding
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, Problem
 from ...problem.side import Side
 from ..records import CONVERGED, RUNNING, STATS, put
@@ -225,13 +226,23 @@ class SolveLaunches:
         self.view[9] = exponents + 8 * m  # View: M, alpha and beta
         return exponents + 8 * (m + n), seed, pairs, size, pairs + 8 * size
 
-    def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> tuple[Any, Any]:
-        """Draw pairs from the plan."""
+    def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> Any:
+        """Draw pairs from the plan, (2, size)."""
         pairs = cp.empty((2, size), np.int64)
         with self.lock:
             given = self.draws(M.data.ptr, exponents.data.ptr, pairs.data.ptr, size, seed)
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
-        return pairs[0], pairs[1]
+        return pairs
+
+    def take_rounding(self, rate: float, rest: float, formed: Any) -> None:
+        """Set the rounding of costs; ``formed``: the rounding of their matrix, a number or a `SquareRounding`."""
+        if isinstance(formed, SquareRounding):
+            beside = formed.sizes.data.ptr, formed.rate
+        else:
+            beside = 0, 0.0
+            rest += formed
+        self.record["cost_rate"], self.record["cost_rest"] = rate, rest
+        self.record["sizes"], self.record["size_rate"] = beside
 
     def wait(self, on: int) -> None:
         """Make this stream wait for earlier launches, which may have been on another stream with the same handle."""
@@ -249,7 +260,7 @@ class SolveLaunches:
         cp.cuda.runtime.eventRecord(self.ended.ptr, on)
         return sent
 
-    def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> LaunchedSolve | None:
+    def __call__(self, M: Any, on: int, rounding: tuple[float, float, Any]) -> LaunchedSolve | None:
         """Launch a solve on this stream; None if memory is short. With one potential wait for its end."""
         m, n = self.shape
         try:
@@ -258,7 +269,7 @@ class SolveLaunches:
         except MemoryError:  # the ordinary solve may fit with a coarser storage
             return None
         with self.lock:
-            self.record["cost_rate"], self.record["cost_rest"] = rounding
+            self.take_rounding(*rounding)
             to = self.place(M.data.ptr, K.data.ptr, sent.exponents.data.ptr, sent)
             self.wait(on)
             of, passes = self.workspace.launch, 0
@@ -323,12 +334,12 @@ def is_even(side: Side) -> bool:
 
 def begin(
     M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float,
-    rounding: tuple[float, float],
+    rounding: tuple[float, float, Any],
 ) -> LaunchedSolve | None:  # fmt: skip
     """Launch a solve of a C-contiguous array on the device; None: it does not fit, or its masses are new.
 
-    ``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q) such
-    that costs round by at most p x + q, x the largest cost.
+    ``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q, r)
+    such that costs round by at most p x + q + r, x the largest cost; r may be on the device (`SquareRounding`).
     """
     if M.size > MOST_ENTRIES or M.data.ptr % ALIGNED:
         return None

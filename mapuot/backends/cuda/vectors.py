@@ -15,6 +15,7 @@ import cupy as cp
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from ...arrays import PAD
 from .kernels import kernel, source
 
 NAMES = re.search(r"enum \{([^}]*PLACE[^}]*)\}", source("vectors.cu"))[1]  # type: ignore[index]
@@ -30,6 +31,8 @@ HEAD = struct.Struct("6q")
 OPERAND = struct.Struct("6qd")
 SIZE = HEAD.size + (4 + OPERAND.size) * SLOTS
 MOST_BLOCKS = 4096
+GIVEN = struct.Struct("4q")  # of Given in point_tables.cu
+TILE = 32  # points and coordinates of a tile in point_tables.cu
 broadcast = lru_cache(maxsize=1024)(np.broadcast_shapes)
 
 
@@ -112,6 +115,42 @@ def asarray(x: Any) -> Any:
     if isinstance(x, Vector):
         return x
     return cp.asarray(x).view(Vector)
+
+
+def pinned(count: int) -> Any:
+    """Return uninitialised pinned memory for ``count`` numbers on the host, which a kernel may write to.
+
+    A copy to the device is asynchronous: the sender keeps this memory alive until a later read from the device.
+    """
+    return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * count + 8), np.float64)[:count]
+
+
+def take_points(x: Any, y: Any) -> tuple[Any, Any, list[bool]]:
+    """Copy points to float64 tables, (m, d) and (d, n padded), and tell whether x or y has a NaN or inf.
+
+    It takes one launch and one wait.
+    """
+    if x.dtype != y.dtype or x.dtype.char not in "fd":
+        x, y = (z.astype(np.float64) for z in (x, y))
+    (m, d), n = x.shape, len(y)
+    ld = n + -n % PAD
+    rows = cp.empty((m, d))
+    columns = cp.empty((d, ld))
+    odd = pinned(2)
+    odd[:] = 0.0
+    tiles = -(-ld // TILE) * -(-d // TILE)
+    blocks = tiles + max(1, min(-(-m * d // 1024), MOST_BLOCKS))
+    run = kernel("point_tables.cu", "take_points", STORE=0, COST=int(x.dtype.char == "f"))
+    words = *map(given_points, (x, y)), np.int64(d), np.int64(ld)
+    run((blocks,), (256,), (*words, rows, columns, np.uint64(odd.__array_interface__["data"][0])))
+    cp.cuda.get_current_stream().synchronize()
+    return rows, columns, [bool(x) for x in odd]
+
+
+def given_points(x: Any) -> Any:
+    """Pack the Given record of point_tables.cu."""
+    words = GIVEN.pack(x.data.ptr, len(x), *(step // x.itemsize for step in x.strides))
+    return np.frombuffer(words, f"V{GIVEN.size}").reshape(())
 
 
 def fill(x: Any, bits: int) -> None:

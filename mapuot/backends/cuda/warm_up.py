@@ -119,7 +119,8 @@ def jobs(capability: int) -> list[Job]:
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
-    found += [factored.JOB, *batch_jobs()]
+    tables = [("point_tables.cu", "take_points", {"STORE": 0, "COST": cost}) for cost in (0, 1)]
+    found += [factored.JOB, *tables, *batch_jobs()]
     return [*found, *tree_jobs(bulk), ("vectors.cu", "evaluate", {"STORE": 0}), ("stream.cu", "join_parts", PLAIN)]
 
 

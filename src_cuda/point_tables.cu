@@ -1,0 +1,118 @@
+// Tables of points on the device: coordinates in float64, and the factors of a matrix of squared distances.
+//
+//     |x_i - y_j|^2 = (-2 (x_i - o), |x_i - o|^2, 1) . (y_j - o, 1, |y_j - o|^2)     for any origin o
+//
+// Rows of points are read and written along their coordinates, columns along their points.
+// Options: STORE 0, COST (type of the given points: 0 float64, 1 float32).
+#include "common.cuh"
+
+#define SIDE 32       // points, and coordinates, of a tile that is transposed
+#define CANDIDATES 32 // points of y of which one becomes the origin
+#define WARPS 32      // of a block of square_factors
+
+// Points as they were given: point i has coordinate k at i row + k column
+struct Given {
+    const cost *at;
+    int64_t count, row, column;
+};
+
+// Copy x to m x d `rows` and y to d x ld `columns`, where the last point fills the padding. odd[0] and odd[1] become 1,
+// in the host's memory, if a coordinate of x, or of y, is not finite.
+extern "C" __global__ void __launch_bounds__(256)
+    take_points(const __grid_constant__ Given x, const __grid_constant__ Given y, int64_t d, int64_t ld, double *rows,
+                double *columns, double *odd) {
+    __shared__ double tile[SIDE][SIDE + 1];
+    const int64_t across = (d + SIDE - 1) / SIDE, tiles = (ld + SIDE - 1) / SIDE * across;
+    const int lane = threadIdx.x % SIDE, warp = threadIdx.x / SIDE;
+    bool finite = true;
+    if (blockIdx.x < tiles) {
+        const int64_t j0 = blockIdx.x / across * SIDE, k0 = blockIdx.x % across * SIDE;
+        for (int q = warp; q < SIDE; q += 256 / SIDE) {
+            const int64_t j = j0 + q < y.count ? j0 + q : y.count - 1, k = k0 + lane;
+            if (k < d) tile[q][lane] = y.at[j * y.row + k * y.column], finite &= isfinite(tile[q][lane]);
+        }
+        __syncthreads();
+        for (int q = warp; q < SIDE && k0 + q < d; q += 256 / SIDE)
+            if (j0 + lane < ld) columns[(k0 + q) * ld + j0 + lane] = tile[lane][q];
+        if (!finite) odd[1] = 1;
+        return;
+    }
+    const int64_t step = (int64_t)(gridDim.x - tiles) * 256;
+    for (int64_t q = (blockIdx.x - tiles) * 256 + threadIdx.x; q < x.count * d; q += step) {
+        rows[q] = x.at[q / d * x.row + q % d * x.column];
+        finite &= isfinite(rows[q]);
+    }
+    if (!finite) odd[0] = 1;
+}
+
+// Copy to `origin` the point, of some points of y, with the least sum of distances to them, and clear sizes; one block
+extern "C" __global__ void __launch_bounds__(1024)
+    find_origin(const double *columns, int64_t ld, int64_t n, int64_t d, double *origin, double *sizes) {
+    __shared__ double apart[CANDIDATES][CANDIDATES], sums[CANDIDATES];
+    __shared__ int best;
+    const int some = n < CANDIDATES ? (int)n : CANDIDATES, lane = threadIdx.x % 32;
+    for (int q = threadIdx.x / 32; q < some * some; q += 32) {
+        const int64_t i = q / some * n / some, j = q % some * n / some;
+        double sum = 0;
+        for (int64_t k = lane; k < d && i < j; k += 32) {
+            const double t = columns[k * ld + i] - columns[k * ld + j];
+            sum = fma(t, t, sum);
+        }
+        sum = sqrt(warp_sum(sum));
+        if (lane == 0 && i <= j) apart[q / some][q % some] = apart[q % some][q / some] = sum;
+    }
+    if (threadIdx.x < 2) sizes[threadIdx.x] = 0;
+    __syncthreads();
+    if (threadIdx.x < some) {
+        double sum = 0;
+        for (int q = 0; q < some; q++) sum += apart[threadIdx.x][q];
+        sums[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        best = 0;
+        for (int q = 1; q < some; q++) best = sums[q] < sums[best] ? q : best;
+    }
+    __syncthreads();
+    for (int64_t k = threadIdx.x; k < d; k += 1024) origin[k] = columns[k * ld + best * n / some];
+}
+
+// Make both factors of the squared distances of points times `factor`: left m x (d + 2), right (d + 2) x n. sizes
+// become the largest squares of x and of y, whatever they were below.
+extern "C" __global__ void __launch_bounds__(1024)
+    square_factors(const double *rows, const double *columns, int64_t ld, int64_t m, int64_t n, int64_t d,
+                   const double *origin, double factor, double *left, double *right, double *sizes) {
+    __shared__ double part[WARPS][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t right_blocks = (n + 31) / 32;
+    double sum = 0;
+    if (blockIdx.x < right_blocks) {
+        const int64_t j = blockIdx.x * (int64_t)32 + lane;
+        if (j < n)
+            for (int64_t k = warp; k < d; k += WARPS) {
+                const double t = (columns[k * ld + j] - origin[k]) * factor;
+                right[k * n + j] = t;
+                sum = fma(t, t, sum);
+            }
+        part[warp][lane] = sum;
+        __syncthreads();
+        if (warp > 0) return;
+        for (int w = 1; w < WARPS; w++) sum += part[w][lane];
+        if (j < n) right[d * n + j] = 1, right[(d + 1) * n + j] = sum;
+        sum = warp_max(sum);
+        if (lane == 0) atomicMax((int64_t *)sizes + 1, __double_as_longlong(sum));
+        return;
+    }
+    const int64_t i = (blockIdx.x - right_blocks) * WARPS + warp;
+    if (i >= m) return;
+    double *own = left + i * (d + 2);
+    for (int64_t k = lane; k < d; k += 32) {
+        const double t = (rows[i * d + k] - origin[k]) * factor;
+        own[k] = -2 * t;
+        sum = fma(t, t, sum);
+    }
+    sum = warp_sum(sum);
+    if (lane > 0) return;
+    own[d] = sum, own[d + 1] = 1;
+    atomicMax((int64_t *)sizes, __double_as_longlong(sum));
+}
