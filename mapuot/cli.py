@@ -21,7 +21,7 @@ import numpy as np
 from . import __version__, files, plot
 from .answer.result import Result
 from .answer.store import contents
-from .answer.summary import REFERENCES, as_table
+from .answer.summary import REFERENCES
 from .api.solve import solve
 from .api.tune import tune
 from .backends import BACKENDS
@@ -35,7 +35,7 @@ from .problem.metrics import METRICS
 from .problem.scale import SCALES
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
-from .report import page
+from .report import write_report
 from .route.options import METHODS, PRECISIONS, SCHEDULES
 from .status import describe_bound
 from .synonyms import ARGUMENTS, OPTIONS, REQUIRED, hint, ours_for
@@ -295,19 +295,15 @@ def run(
             comm=ranks, **given,
         )  # fmt: skip
     values = contents(result)
-    facts = as_table(result) if report else ""  # all ranks join in the table
+    if report:
+        title = " to ".join(Path(name).name for name in ([problem] if problem else points or ()))
+        write_report(result, report, title, arguments, values)  # all ranks join
     if output:
         if ranks.rank == 0 and files.split_name(output, "")[1] == "h5ad":
             values = values | row_and_column_names(problem, points, (m, n))
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
         print_values(result, values)
-        if report:
-            versions = {"mapuot": __version__, "numpy": np.__version__}
-            title = " to ".join(Path(name).name for name in ([problem] if problem else points or ()))
-            text = page(result, facts, title, arguments, values, versions)
-            with files.complete(Path(report)) as part:
-                part.write_text(text, encoding="utf-8")
         if not output and not report:
             click.echo("mapuot: nothing is stored: -o OUT writes the potentials, marginals and values", err=True)
     if result.converged:

@@ -33,6 +33,7 @@ MOST_CELLS = 400  # cells of a picture of the plan, along each side
 LEAST_DRAWN = 1e-17  # smaller errors are drawn at this value
 LEAST_MOVED = 0.01  # nodes of an image below this share of the largest moved mass have no displacement
 ARROWS_OF_IMAGE = 16  # arrows along the longer side of an image
+LEAST_REACH = 0.01  # the axis of sorted shares reaches this far from 1 at least: balanced shares differ by rounding
 PLANE = "points in the plane, shape ({}, 2)"
 IMAGES = ("given", "received", "left behind", "displacement")
 FIGURES_OF_TABLE = 144  # cells of a table of transitions that have room for their numbers
@@ -715,6 +716,8 @@ def draw_sorted(ax: Any, share: F64, kinds: Any, point: str, style: dict[str, An
         at += len(order) + (max(1, len(share) // 50) if len(order) else 0)
     ax.axhline(1.0, color=colours.text, lw=0.8)
     ax.margins(x=0.01)
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, 1 - LEAST_REACH), max(high, 1 + LEAST_REACH))
     ax.set_ylabel(f"moved / given mass of a {point}")
     if len(names) > 1:
         ax.set_xticks(places, names)

@@ -274,7 +274,7 @@ class Result(CertifiedAnswer, Answer):
         return repr(self)
 
     def _repr_html_(self) -> str:
-        """Return the HTML table that a notebook shows: problem, certificate and transported mass."""
+        """Return the HTML table that a notebook shows: the problem, the moved mass and the accuracy."""
         if self.problem.ranks.size == 1:
             return as_table(self)
         return f"<code>{escape(repr(self))}</code>"
@@ -702,6 +702,35 @@ class Result(CertifiedAnswer, Answer):
         else:
             shares = xp.asarray(shares)
         return classes, xp.where(xp.isnan(shares), 0.0, shares)
+
+    def report(self, path: FilePath, title: str | None = None) -> None:
+        """Write one HTML page about the answer: the problem, its values with their meaning, pictures and all passes.
+
+        The page loads no other file. For a `Grid` with two axes its pictures are images, else the plan and the masses
+        that each point moves. The costs M are read several times. With several ranks all must call this; rank 0 writes
+        the page, without pictures of the plan.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, such as "answer.html".
+        title : str, optional
+            Heading of the page. Default: the size of the problem.
+
+        Raises
+        ------
+        ImportError
+            Without Matplotlib.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> result = mapuot.solve(np.random.default_rng(0).random((30, 20)), reg=0.05, reg_m=1.0)
+        >>> result.report("answer.html", title="A first answer")  # doctest: +SKIP
+        """
+        from ..report import write_report  # noqa: PLC0415 - a door above this room, opened on call
+
+        write_report(self, path, title)
 
     def save(self, path: FilePath) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5, .zarr or .h5ad file.

@@ -30,18 +30,21 @@ def side_words(side: Any) -> str:
     return f"{side.kind.words}, reg_m {one}"
 
 
-def certificate_words(result: Any) -> str:
+def accuracy_words(result: Any) -> str:
+    """Say how far the plan may be from the optimal plan; every rank must call it."""
     if not result.error_bound < 1:
-        told = "nothing is certified yet"
-    elif any(side.ranks.max(any_of(side.hard)) or side.penalty == "range" for side in result.problem.sides):
-        told = f"error_bound {result.error_bound:.1e} counts what hard marginals miss, relative to the mass"
-    else:
-        told = f"the plan is within {result.error_bound:.1e} of the optimal one, in L1 and relative to its mass"
-    return f"{result.status} after {result.n_passes} passes; {told}"
+        return "nothing is certified yet"
+    optimal = "the optimal plan"
+    if hasattr(result, "settled"):  # of gromov: the problem of a step is convex, the whole is not
+        optimal += " of its last step"
+    text = f"the plan differs from {optimal} by at most {result.error_bound:.1e} of its mass"
+    if any(side.ranks.max(any_of(side.hard)) or side.penalty == "range" for side in result.problem.sides):
+        text += ", the mismatch of the balanced marginals included"
+    return text
 
 
 def facts(result: Any) -> dict[str, str]:
-    """Return {name: text} that describes the problem, its answer and the certificate; every rank must call this."""
+    """Return {name: text} that describes the problem, its answer and the accuracy; every rank must call this."""
     p = result.problem
     m = int(p.ranks.sum(p.shape[0]))
     n = p.shape[1]
@@ -53,16 +56,21 @@ def facts(result: Any) -> dict[str, str]:
         reference += f", {number(100 * p.masked.mask.keep)} % of its pairs kept, seed {p.masked.mask.seed}"
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
     low, high = (number(p.constant + x) for x in (p.M_min, p.M_max))
-    return {
-        "problem": f"{m} x {n}, costs from {low} to {high}" + ", some inf" * bool(p.forbidden),
-        "reg": f"{number(p.reg)} (1/{number(p.spread)} of the range of M)" if p.spread > 0 else number(p.reg),
-        "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows)}",
+    reg = number(p.reg)
+    if p.spread > 0:
+        reg += f", 1/{number(p.spread)} of the range of the costs"
+    n_steps = len(getattr(result, "steps", ()))
+    described = {
+        "solve": f"{result.status} after {result.n_passes} passes" + f" of step {n_steps}" * bool(n_steps),
+        "costs": f"{m} x {n}, {p.cost.kind}, from {low} to {high}" + ", some inf" * bool(p.forbidden),
+        "reg": reg, "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows)}",
         "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols)}", "reference": reference,
-        "certificate": certificate_words(result),
-        "error_bound": f"{result.error_bound:.2e}" if result.error_bound < 1 else "none yet",
-        "gap": f"{result.gap:.2e}", "mass": f"{number(result.mass)}: {' and '.join(moved)}", "how": result.how,
+        "moved mass": f"{number(result.mass)}: {' and '.join(moved)}", "accuracy": accuracy_words(result),
         **describe_sharpness(result),
     }  # fmt: skip
+    if reference == REFERENCES["product"]:
+        del described["reference"]
+    return described
 
 
 def as_table(result: Any) -> str:

@@ -207,7 +207,9 @@ def as_numbers(value: Any, name: str, wanted: str, *shapes: Any, kinds: str = "f
     array = as_array(value, name)
     check_kind(array, name, kinds)
     wrong = f"shape {array.shape}" * (array.shape not in shapes) or "NaN or inf" * (not np.isfinite(array).all())
-    if wrong or (array < least).any():
+    with np.errstate(over="ignore"):  # ``least`` may be beyond float32
+        below = not wrong and bool((array < least).any())
+    if wrong or below:
         raise ValueError(f"{name} must be {wanted}, got {wrong or array.min()}")
     return array
 

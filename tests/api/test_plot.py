@@ -2,6 +2,7 @@
 
 import html
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt  # noqa: E402
 
 from mapuot import plot, report  # noqa: E402
-from mapuot.answer import store, summary  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +149,13 @@ def test_arrows_are_a_sample_by_a_seed(solved):
     assert not np.array_equal(first, other)
     assert {*map(tuple, first)} <= {*map(tuple, x)}
     assert {*map(tuple, first)} != {*map(tuple, x[np.argsort(-result.row_marginal)[:10]])}
+
+
+def test_points_of_float32_are_drawn(solved):
+    result, x, y = solved
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot.links(result, x.astype(np.float32), y.astype(np.float32))
 
 
 def test_links_and_dots_are_those_of_the_plan(solved):
@@ -300,24 +307,74 @@ def test_other_objects_of_path_and_image_are_named(solved):
         plot.convergence(solved[0], ax=3)
 
 
-def test_a_report_loads_nothing_and_escapes_names(solved):
+def report_of(result, folder, **named):
+    result.report(folder / "page.html", **named)
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_report_loads_nothing_and_escapes_names(solved, tmp_path):
     """A report of an unconverged solve shows the first and the last of its 60 passes."""
     result = solved[0]
     name = "<script>alert(1)</script>.npz"
-    text = report.page(
-        result, summary.as_table(result), name, {"problem": name, "a": "x&y"}, store.contents(result), {"mapuot": "0"}
-    )
+    given = {"problem": name, "a": "x&y", "b": None}
+    report.write_report(result, tmp_path / "page.html", name, given)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script" not in text.lower()
     assert html.escape(name) in text
+    assert "x&amp;y" in text
+    assert "<th>b</th>" not in text
     sources = re.findall(r"""\s(?:src|href|data|action)\s*=\s*["']?([^"'>]*)""", text)
-    assert len(sources) == text.count("<img ") == 4
+    assert len(sources) == text.count("<img alt='") == 4
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "default-src 'none'" in text
     assert not re.search(r"https?://|url\(|@import", text)
     assert "converged" in text
-    assert f"{result.objective:.6g}" in text
     with pytest.warns(mapuot.ConvergenceWarning):
         late = mapuot.solve(clouds(30, 30).M, reg=1e-4, reg_m=9.0, max_passes=60, method="sinkhorn")
-    text = report.page(late, summary.as_table(late), "x", {}, store.contents(late), {})
-    assert "not converged: max_passes" in text
+    text = report_of(late, tmp_path)
+    assert "<p class='no'>max_passes after 60 passes" in text
     assert "..." in text
+
+
+def test_a_report_says_each_number_once_and_explains_it(solved, tmp_path):
+    _, x, y = solved
+    cloud = mapuot.PointCloud(x, y, metric="euclidean")
+    result = mapuot.solve(cloud, reg=0.02, reg_m=(0.3, np.inf))
+    text = report_of(result, tmp_path, title="Cells of two days")
+    assert "<h1>Cells of two days</h1>" in text
+    assert "<title>Cells of two days</title>" in text
+    assert html.escape("metric 'euclidean'") in text
+    heads = re.findall(r"<tr><th>([^<]*)</th><td>", text)
+    assert len(set(heads)) == len(heads)
+    for name in report.VALUES:
+        assert f"<th>{name}</th><td>{float(getattr(result, name)):.6g}</td><td>{report.VALUES[name]}" in text
+    assert text.count("differs from the optimal plan by at most") == 1
+    head, end = text.split("<h2>For bug reports</h2>")
+    assert result.how in html.unescape(end)
+    assert html.escape(result.how) not in head
+    alts = re.findall(r"<img alt='([^']*)'", text)
+    assert len(alts) == 3  # the columns are balanced: their shares are all 1
+    assert any(f"from {(result.row_marginal * 30).min():.6g}" in alt for alt in alts)
+    assert "Transport plan of 30 x 23" in report_of(result, tmp_path)
+
+
+def test_a_report_of_a_grid_shows_images(grid, tmp_path):
+    alts = re.findall(r"<img alt='([^']*)'", report_of(grid[0], tmp_path))
+    assert [alt.partition(":")[0] for alt in alts[1:]] == ["Four images"]
+
+
+def test_a_notebook_shows_a_short_table(solved):
+    heads = re.findall(r"<th>([^<]*)</th>", solved[0]._repr_html_())
+    assert heads == ["solve", "costs", "reg", "rows", "columns", "moved mass", "accuracy", "sharpness"]
+    balanced = mapuot.solve(solved[0].problem.M, reg=0.1, reg_m=np.inf, reference="uniform")._repr_html_()
+    assert "balanced marginals" in balanced
+    assert "<th>reference</th><td>ones</td>" in balanced
+    assert "optimal plan of its last step" in mapuot.gromov(solved[1], solved[2], reg=0.1, reg_m=1.0)._repr_html_()
+
+
+def test_shares_of_a_balanced_side_are_a_flat_line(solved):
+    """Differences by rounding do not fill the axis."""
+    balanced = mapuot.solve(solved[0].problem.M, reg=0.1, reg_m=np.inf)
+    low, high = plot.masses(balanced).get_ylim()
+    assert low <= 0.99
+    assert high >= 1.01
