@@ -12,6 +12,7 @@ from ..backends.operator import parts_of
 from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.problem import BatchProblem, Common, Problem
+from ..processor import default_threads
 
 CHUNK_BYTES = 1 << 32  # of matrices of the problems of a batch that are solved at once
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
@@ -25,11 +26,11 @@ def factored_start(backend: Backend, task: Problem, options: Options, starts: li
     exponents = exponents_of(backend, task, options.threads)
     xp = namespace(exponents)
     starts = [Reached(level, *(xp.asarray(host(x))[None] for x in logs)) for level, *logs in starts]
-    log_v, factors = improved(xp, task, exponents, task.rows.weight, task.cols.weight, starts, options.tol)
+    log_v, factors = improved(xp, task, exponents, task.rows.weight, task.cols.weight, starts, options)
     return host(log_v[0]), factors
 
 
-def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], tol: float) -> Any:
+def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], options: Options) -> Any:
     """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
     p = len(task)
     (m, n) = task.shape
@@ -39,12 +40,12 @@ def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], to
         part = slice(i0, min(i0 + step, p))
         costs = exponents(part.start, part.stop)
         own = [Reached(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
-        found.append(improved(namespace(costs), task, costs, task.A[part], task.B[part], own, tol)[0])
+        found.append(improved(namespace(costs), task, costs, task.A[part], task.B[part], own, options)[0])
     return namespace(found[0]).concatenate(found)
 
 
 def improved(
-    xp: Any, task: Common, exponents: Any, a: Any, b: Any, starts: list[Reached], tol: float
+    xp: Any, task: Common, exponents: Any, a: Any, b: Any, starts: list[Reached], options: Options
 ) -> tuple[Any, int]:  # fmt: skip
     """Improve potentials until a pass can certify the plans; return log v (p, n) and the number of factorisations.
 
@@ -54,7 +55,7 @@ def improved(
     a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
     k_rows, k_cols = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
     both_hard = all(bool(side.hard.all()) for side in task.sides)
-    allowed = np.full(p, factored.allowed_miss(tol, (m, n), both_hard))
+    allowed = np.full(p, factored.allowed_miss(options.tol, (m, n), both_hard))
     costs = -exponents
     sides = factored.Sides(a, b, k_rows, k_cols)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -69,21 +70,22 @@ def improved(
             log_c = log_c[::-1]
             starts = [Reached(level, log_v, log_u) for level, log_u, log_v in starts]
         zeros = (xp.where(x > 0, 0.0, -np.inf) for x in (sides.a, sides.b))
-        work = plans_of(costs, log_c, sides, *zeros)
-        factors = factored.improve(work, allowed, starts, task.spread)
+        work = plans_of(options.threads, costs, log_c, sides, *zeros)
+        with work.working():
+            factors = factored.improve(work, allowed, starts, task.spread)
     found = work.best[0 if turned else 1]
     return xp.where(xp.isfinite(found), found, 0.0), factors
 
 
-def plans_of(costs: Any, *known: Any) -> Any:
-    """Return a `FactoredPlans` where the costs lie."""
+def plans_of(threads: int | None, costs: Any, log_c: Any, sides: Any, log_u: Any, log_v: Any) -> Any:
+    """Return a `FactoredPlans` where the costs lie; ``threads``: of BLAS, on a CPU."""
     if namespace(costs) is np:
         from ..backends.cpu.factored import HostPlans  # noqa: PLC0415 - loads the C core
 
-        return HostPlans(costs, *known)
+        return HostPlans(costs, log_c, sides, log_u, log_v, threads or default_threads(costs.size))
     from ..backends.cuda.factored import DevicePlans  # noqa: PLC0415 - needs CuPy
 
-    return DevicePlans(costs, *known)
+    return DevicePlans(costs, log_c, sides, log_u, log_v)
 
 
 def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:

@@ -19,6 +19,7 @@ cuda/factored.py). Numbers of each problem (misses, lengths of steps, shifts) ar
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -109,8 +110,8 @@ class FactoredPlans(Protocol):
     def meet_columns(self, places: Any) -> None:
         """Set log v by the columns' prox for log u: a point of little mass is otherwise far from its potential."""
 
-    def finish(self) -> None:
-        """Wait until all work has ended, so that the memory of requests may be reused."""
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context of all work, which has ended when the context is left."""
 
     def trial(self, places: Any, lengths: F64) -> Judged:
         """Form the plans of log v + length y that meet their rows."""
@@ -177,7 +178,6 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: fl
         enough[left[better]] = np.maximum(allowed[left], reached.rounding)[better]
         work.keep(left[better])
         begins[:] = last
-    work.finish()
     return factors
 
 

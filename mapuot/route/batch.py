@@ -199,7 +199,7 @@ class BatchRun:
             if left > 0:
                 workspace.climb(reg, own, min(most, left))
                 starts.insert(0, workspace.reached(reg / task.reg))
-        workspace.begin_at(factored_batch(task, workspace.exponents, starts, options.tol))
+        workspace.begin_at(factored_batch(task, workspace.exponents, starts, options))
         workspace.iterate(1)
         log_v, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
         holds = certify_passes(task, workspace.stats, log_v, marginals, options.tol)

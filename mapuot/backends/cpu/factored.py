@@ -1,11 +1,13 @@
 """Plans and equations of Newton's steps with a factor, by NumPy and LAPACK; twin of backends/cuda/factored.py."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from ...penalties import F64
 from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
+from .blas import SERIAL_UNKNOWNS, limited
 
 LEAST_LOG = -700.0  # exponents below count as this one and give 0: NumPy takes 10 times as long where they underflow
 LEAST_WEIGHT = np.exp(np.full(8, LEAST_LOG))[0]  # by the same vectors
@@ -26,9 +28,14 @@ class HostPlans:
     sides : Sides
     log_u, log_v : (p, m), (p, n) arrays
         Where to start; -inf at points that are left out.
+    threads : int
+        Most threads of BLAS.
     """
 
-    def __init__(self, costs: F64, log_c: tuple[F64, F64], sides: Sides, log_u: F64, log_v: F64) -> None:
+    def __init__(
+        self, costs: F64, log_c: tuple[F64, F64], sides: Sides, log_u: F64, log_v: F64, threads: int = 1
+    ) -> None:
+        self.threads = threads
         self.costs = costs
         self.log_c = log_c
         self.asked = sides
@@ -97,8 +104,10 @@ class HostPlans:
             found = (np.log(b) - np.log(sums) - top - self.log_c[1][i]) / (1.0 + self.sides.k_cols[i])
             self.log_v[i] = np.where((b > 0) & (sums > 0), found, self.log_v[i])
 
-    def finish(self) -> None:
-        """Do nothing: calls return when their work has ended."""
+    def working(self) -> AbstractContextManager[None]:
+        if min(self.m, self.n) <= SERIAL_UNKNOWNS:
+            return limited(1)
+        return limited(self.threads)
 
     def trial(self, places: Any, lengths: F64) -> Judged:
         a, b, k_rows, k_cols = self.sides.of(places)

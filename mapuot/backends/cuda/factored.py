@@ -3,6 +3,8 @@
 Twin of backends/cpu/factored.py. A step takes ten launches, whatever the number of problems.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cupy as cp
@@ -76,7 +78,10 @@ class DevicePlans:
         for x, own in zip(self.best, (self.log_u, self.log_v), strict=True):
             x[which] = own[which]
 
-    def finish(self) -> None:
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Wait at the end: the memory of requests may then be reused."""
+        yield
         cp.cuda.get_current_stream().synchronize()
 
     def request(self, places: Any, slots: Any, numbers: Any) -> None:
