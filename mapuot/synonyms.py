@@ -105,6 +105,12 @@ ATTRIBUTES = (
     Group(("col_marginal",), ("marginal_b", "b_marginal", "column_marginal", "col_sums")),
     Group(("mass",), ("total_mass", "transported_mass", "transport_mass", "sum")),
     Group(("barycentric_map",), ("transform", "barycentric_projection", "to_dual_potentials")),
+    Group(("push_forward",), ("push",)),
+    Group(("pull_back",), ("pull",)),
+    Group(("descendants",), ("push", "push_forward")),
+    Group(("ancestors",), ("pull", "pull_back")),
+    Group(("transition_table",), ("cell_transition", "transition_matrix", "transitions")),
+    Group(("coupling",), ("coupling_between", "transport_map", "transition", "solve", "solutions", "problems")),
     Group(("save",), ("to_file", "dump", "write", "to_dict", "to_csv", "to_pickle")),
 )  # fmt: skip
 ATTRIBUTE_REMARKS = {
@@ -262,7 +268,7 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
 
 
 class Hints:
-    """Base of answers: an unknown attribute is answered by the one that is meant, and an array of it is refused."""
+    """Base of classes whose unknown attributes are answered by the attribute that is meant."""
 
     if not TYPE_CHECKING:  # so that checkers of types find unknown attributes
 
@@ -276,6 +282,12 @@ class Hints:
                 known = [x for x in meant if x in vars(self) or hasattr(kind, x)]
                 text += hint(name, known, ATTRIBUTE_REMARKS)
             raise AttributeError(text, name=name, obj=self)
+
+
+class AnswerHints(Hints):
+    """Base of answers: they are no arrays, sequences or numbers, and say where theirs are."""
+
+    if not TYPE_CHECKING:
 
         def __getitem__(self, key: Any) -> NoReturn:
             kind = public_name(type(self))
@@ -291,7 +303,7 @@ class Hints:
         raise TypeError(f"{public_name(type(self))} is no number: its values are {told}")
 
 
-def main_part(answer: Hints) -> str:
+def main_part(answer: AnswerHints) -> str:
     """Return the attribute that a user of this answer most likely wants."""
     if hasattr(type(answer), "plan"):
         return "result.plan"

@@ -32,7 +32,7 @@ from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
-from .synonyms import hinted
+from .synonyms import Hints, hinted
 
 __all__ = ["Coupling", "OTModel"]
 
@@ -60,7 +60,7 @@ def shares_by_exponents(result: Result, p: F64, turned: bool) -> F64:
     return np.asarray(np.exp(logs - top))
 
 
-class Coupling:
+class Coupling(Hints):
     """Coupling between the cells of two days; its methods never form the matrix.
 
     Attributes
@@ -153,7 +153,7 @@ class Coupling:
         return self.result.sparse(keep=keep)
 
 
-class OTModel:
+class OTModel(Hints):
     """Model of a time course of cells: couplings between its days, each solved on first use.
 
     Parameters

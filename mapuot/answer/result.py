@@ -29,7 +29,7 @@ from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, describe_bound
-from ..synonyms import Hints, hinted
+from ..synonyms import AnswerHints, hinted
 from . import between, curvature, sharpness, slopes, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows
 from .store import contents
@@ -105,7 +105,7 @@ class CertifiedAnswer:
         return self.trace[-1].error
 
 
-class Answer(Hints):
+class Answer(AnswerHints):
     """Base of Result and BatchResult: potentials and marginals, and a backend that is pickled by its name."""
 
     _logs: Any = ()  # (log u, log v), on the device of the solve; _marginals alike

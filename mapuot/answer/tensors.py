@@ -81,7 +81,8 @@ def taken(x: Any, name: str) -> Any:
     check_csr(x, name)
     if requires_grad(x):
         text = f"{name} requires grad and is taken as data: no gradient goes through this call"
-        warn(f"{text}; mapuot.torch.sinkhorn_loss is the cost with its gradient")
+        loss = "sample_loss" if name in ("x", "y") else "sinkhorn_loss"
+        warn(f"{text}; mapuot.torch.{loss} is the value with its gradient")
     return array_of(x)
 
 
@@ -93,7 +94,7 @@ def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any])
     """Call ``function(**arguments)`` with tensors as arrays on their device; return its answer as `Tensors`."""
     with stream_of(like.device):
         arrays = {name: x if type(x) in NO_TENSORS else taken(x, name) for name, x in arguments.items()}
-        return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments["M"]))))
+        return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments.get("M")))))
 
 
 class Tensors:

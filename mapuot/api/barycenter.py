@@ -32,7 +32,7 @@ from ..problem.scale import matrices_of
 from ..problem.symmetry import as_symmetric
 from ..route.options import make_options
 from ..status import describe_bound, describe_miss, warn_not_converged
-from ..synonyms import REQUIRED, Hints, hinted
+from ..synonyms import REQUIRED, AnswerHints, hinted
 from .entry import entry
 
 FIRST = 1000  # passes of one call
@@ -42,7 +42,7 @@ MOST_DEBIASED = 1000
 
 
 @dataclass(frozen=True)
-class BarycenterResult(Hints):
+class BarycenterResult(AnswerHints):
     """Answer of `barycenter`: one barycenter q, or r of them for r vectors of weights.
 
     For images (H, W), every n below stands for H, W.

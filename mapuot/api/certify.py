@@ -45,7 +45,7 @@ from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
 from ..route.options import make_options
 from ..status import describe_bound, describe_miss, warn_not_converged
-from ..synonyms import Hints, hinted
+from ..synonyms import AnswerHints, hinted
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -59,7 +59,7 @@ PASSES = 10_000  # of one sparse solve
 
 
 @dataclass(frozen=True)
-class Certificate(Hints):
+class Certificate(AnswerHints):
     """Answer of `certify`.
 
     Attributes

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..answer.tensors import answered, listed, tensor_among
@@ -32,12 +32,14 @@ def entry(
         def call(*args: Any, **named: Any) -> Any:
             if tensors and ("torch" in sys.modules or "pandas" in sys.modules):
                 values = (*args[: len(tensors)], *map(named.get, tensors[len(args) :]))
-                check_order(values, tensors)
+                if type(values[0]).__module__.startswith("pandas."):
+                    check_order(dict(zip(tensors, values, strict=False)))
                 like = tensor_among(*(part for x in values for part in listed(x)))
                 if like is not None:
                     return answered(call, like, arguments(signature, args, named))
             own_units = named.get("scale_each") and not each
-            if own_units or (named.get("scale_cost") is None and not named.get("scale_mass")):
+            takes_units = costs is not None or units is not None
+            if own_units or not takes_units or (named.get("scale_cost") is None and not named.get("scale_mass")):
                 return function(*args, **named)
             given = arguments(signature, args, named)
             return scaled(call, given, costs(given)) if costs else units(call, given)  # type: ignore[misc]
@@ -47,19 +49,25 @@ def entry(
     return decorate
 
 
-def check_order(values: Sequence[Any], names: Sequence[str]) -> None:
-    """Raise if masses have the labels of a table's rows or columns in another order: they are matched by place."""
-    table, *sides = values
-    if type(table).__module__.partition(".")[0] != "pandas":
-        return
-    for x, name, axis in zip(sides, names[1:], ("index", "columns"), strict=False):
+def check_order(given: NamedArguments) -> None:
+    """Raise if masses have the labels of a pandas table in another order: masses are matched by place.
+
+    The labels of a and b are those of the rows and columns of M, or of the points x and y.
+    """
+    if "M" in given:
+        tables = [(given["M"], "M", "index"), (given["M"], "M", "columns")]
+    else:
+        tables = [(given[name], name, "index") for name in ("x", "y")]
+    for (table, told, axis), names in zip(tables, ("aA", "bB"), strict=True):
         labels: Any = getattr(table, axis, None)
-        is_series = hasattr(x, "reindex") and x.ndim == 1
-        if labels is None or not is_series or len(x) != len(labels) or x.index.equals(labels):
-            continue
-        if x.index.isin(labels).all() and labels.isin(x.index).all():
-            cure = f"pass {name}.reindex({names[0]}.{axis})"
-            raise ValueError(f"{name} has the labels of {names[0]}.{axis} in another order: {cure}")
+        for name in names:
+            x: Any = given.get(name)
+            is_series = hasattr(x, "reindex") and x.ndim == 1
+            if not is_series or not hasattr(labels, "sort_values") or len(x) != len(labels) or x.index.equals(labels):
+                continue
+            if x.index.sort_values().equals(labels.sort_values()):
+                cure = f"pass {name}.reindex({told}.{axis})"
+                raise ValueError(f"{name} has the labels of {told}.{axis} in another order: {cure}")
 
 
 def arguments(signature: inspect.Signature, args: Any, named: NamedArguments) -> NamedArguments:

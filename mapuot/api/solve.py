@@ -202,7 +202,8 @@ def solve(
     -------
     Result
         If M, a or b is a PyTorch tensor, all arrays of the Result are tensors on its device. `solve` passes on no
-        gradient, and warns if a tensor requires one: `mapuot.torch.sinkhorn_loss` has the gradient.
+        gradient, and warns if a tensor requires one: `mapuot.torch.sinkhorn_loss` has the gradient. For JAX arrays the
+        arrays of the Result are NumPy arrays, or CuPy arrays on a GPU: JAX would round float64 to float32 by default.
 
     Raises
     ------
@@ -316,6 +317,7 @@ def checked(call: Call, ranks: Ranks) -> tuple[Backend, Problem, Options]:
 
 
 @hinted
+@entry("x", "y", "a", "b")
 def solve_sample(
     x: ArrayLike,
     y: ArrayLike,
@@ -349,6 +351,7 @@ def solve_sample(
     Returns
     -------
     Result
+        If x, y, a or b is a PyTorch tensor, all arrays of the Result are tensors on its device.
 
     See Also
     --------

@@ -15,14 +15,14 @@ from ..penalties import F64, kl_divergence
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
 from ..status import FAILED, describe_bound
-from ..synonyms import Hints
+from ..synonyms import AnswerHints
 from .blocks import JointBlocks
 from .problem import MultiProblem
 from .state import State
 from .tree import Tree
 
 
-class MultiResult(CertifiedAnswer, Hints):
+class MultiResult(CertifiedAnswer, AnswerHints):
     """Answer of `multimarginal`: potentials, marginals and certificate; couplings on request.
 
     Attributes

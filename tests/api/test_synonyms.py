@@ -182,6 +182,9 @@ def test_masses_in_another_order_of_labels():
     for function in (mapuot.solve, mapuot.tune):
         with pytest.raises(ValueError, match=r"a has the labels of M\.index in another order: pass a\.reindex"):
             function(table, masses[::-1], reg=0.1, reg_m=1.0)
+    points = pandas.DataFrame(POINTS, index=list("abcdef"))
+    with pytest.raises(ValueError, match=r"b has the labels of y\.index in another order: pass b\.reindex\(y\.index\)"):
+        mapuot.solve_sample(points, points, None, pandas.Series(np.ones(6), list("fabcde")), reg=0.1, reg_m=1.0)
     right = mapuot.solve(table, masses, reg=0.1, reg_m=1.0)
     assert right.mass == mapuot.solve(table, masses.reset_index(drop=True), reg=0.1, reg_m=1.0).mass
 

@@ -181,7 +181,7 @@ BROKEN = {
     "solve": lambda x: (mapuot.solve(x @ x.T, reg=0.5, reg_m=1.0).plan * x.sum()).sum(),
     "solve_sample": lambda x: 2 * mapuot.solve_sample(x, x + 0.1, reg=0.5, reg_m=1.0).plan.sum() + x.sum(),
     "solve_batch": lambda x: 2 * mapuot.solve_batch(torch.stack([x @ x.T] * 2), reg=0.5, reg_m=1.0)[1].log_u + x.sum(),
-    "apply": lambda x: 2 * torch.as_tensor(mapuot.solve_sample(x, x, reg=0.5, reg_m=1.0).apply(x)) + x,
+    "apply": lambda x: 2 * mapuot.solve_sample(x, x, reg=0.5, reg_m=1.0).apply(x) + x,
     "barycenter": lambda x: 2 * mapuot.barycenter(x @ x.T, x @ x.T, reg=0.5, reg_m=1.0).q + x[:, 0],
     "path": lambda x: sum(r.plan.sum() for r in mapuot.path(x @ x.T, regs=[1.0, 0.5], reg_ms=1.0)) * x.sum(),
 }
@@ -194,6 +194,18 @@ def test_a_solve_breaks_the_graph_of_a_compiler(door):
     compiled_one = torch.compile(function, backend="aot_eager")
     for given in (x, 2 * x):
         assert_allclose(compiled_one(given), function(given), rtol=1e-12)
+
+
+def test_points_in_tensors_out():
+    x = torch.rand(8, 3, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(UserWarning, match=r"x requires grad .* mapuot\.torch\.sample_loss is the value"):
+        result = mapuot.solve_sample(x, x.detach() + 1, reg=0.5, reg_m=1.0)
+    arrays = mapuot.solve_sample(x.detach().numpy(), x.detach().numpy() + 1, reg=0.5, reg_m=1.0, scale_cost=None)
+    assert isinstance(result, mapuot.Result)
+    assert torch.equal(result.plan, torch.as_tensor(arrays.plan))
+    scaled = mapuot.solve_sample(x.detach(), x.detach() + 1, reg=0.5, reg_m=1.0, scale_cost="median")
+    assert torch.is_tensor(scaled.log_u)
+    assert scaled.scale_cost > 0
 
 
 def test_transforms_of_points():

@@ -328,6 +328,17 @@ def test_cells_by_name():
     np.testing.assert_allclose(plain.transition_table(kind, 0, 2)[2], shares, rtol=1e-9)
 
 
+def test_words_of_moscot_and_wot():
+    model = OTModel(np.random.default_rng(0).random((9, 2)), days=np.repeat([0, 1], [4, 5]))
+    for thing, word, name in (
+        (model, "push", "descendants"), (model, "pull", "ancestors"), (model, "cell_transition", "transition_table"),
+        (model, "transport_map", "coupling"), (model.coupling(0, 1), "push", "push_forward"),
+        (model.coupling(0, 1), "pull", "pull_back"),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=f"has no {word}: did you mean {name}\\?"):
+            getattr(thing, word)
+
+
 def test_couplings_of_cellrank():
     X, days, _ = course(((25, 15), (20, 12), (9, 9)))
     cells = named_cells(X, days)
