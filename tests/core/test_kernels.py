@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 from installed import best_isa
-from mapuot._core import lib
+from mapuot._core import ffi, lib
 from numpy.lib.stride_tricks import as_strided
 from problems import clouds, plan_of, with_forbidden, with_zeros
 
@@ -145,10 +145,10 @@ def read_by_all_streams(M, c, vectors, threads):
     at, to, shift = (*call, native.pointer(x), native.pointer(y)), {}, np.where(np.isneginf(x), x, 0.0)
     for dtype in ("float64", "float32"):
         out = to["plan", dtype] = np.zeros((m, n), dtype)
-        native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], native.pointer(out, "void *"), n))
+        native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], ffi.from_buffer("void *", out), n))
         ld = native.leading_dimension(n, out.itemsize)
         K = to["K", dtype] = np.ones((m, ld), dtype)
-        native.check(lib.mapuot_build_kernel(*at, 0, native.DTYPES[dtype], native.pointer(K, "void *"), ld))
+        native.check(lib.mapuot_build_kernel(*at, 0, native.DTYPES[dtype], ffi.from_buffer("void *", K), ld))
     names = "P X", "P^T Y", "sums", "r", "s", "extrema", "top"
     sizes = 2 * m, 2 * native.padded(n), 2, m, n, 4, n
     to |= {name: np.zeros(size) for name, size in zip(names, sizes, strict=True)}
@@ -215,7 +215,7 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
     K = far_apart(3, 48, stride, dtype)
     near, far = case.replace(M=case.M.astype(dtype)), case.replace(M=wide)
     one, two = (cpu.workspace(make_problem(c), options(dtype)) for c in (near, far))
-    two.state.ld, two.state.kernel = stride, native.pointer(K[0], "void *")
+    two.state.ld, two.state.kernel = stride, ffi.from_buffer("void *", K[0])
     for workspace in (one, two):
         workspace.absorb(np.zeros(40))
         workspace.iterate(3)

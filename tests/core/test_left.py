@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from mapuot._core import lib
+from mapuot._core import ffi, lib
 from numpy.testing import assert_allclose
 
 from mapuot.backends.cpu.marginals import RemainingMarginals
@@ -45,7 +45,7 @@ def test_sums_and_turns(isa, sizes):
     left.read(W.ravel(), 0.3, 1e-75)
     assert_allclose(left.log_s, np.concatenate(log_sums(left, W, 0.3, log_u)), rtol=0, atol=2e-14)
     v = np.empty(W.size)
-    lib.mapuot_product(W.ndim, pointer(left.size, "int64_t *"), pointer(left.factor), FLUSH_PRODUCT, pointer(v))
+    lib.mapuot_product(W.ndim, ffi.from_buffer("int64_t *", left.size), pointer(left.factor), FLUSH_PRODUCT, pointer(v))
     found = functools.reduce(np.multiply.outer, (left.factor[part] for part in left.parts)).ravel()
     assert_allclose(v, np.where(found < FLUSH_PRODUCT, 0.0, found), rtol=1e-15)
     shifts, base = np.linspace(-1, 2, 1 + W.ndim), 0.3
@@ -87,7 +87,7 @@ def test_states_that_are_not_finite_are_told(isa, bad, at):
 
 def test_products_below_flush_are_zero(isa):
     factors, size, v = np.array([1.0, 1e-60, 1.0, 1e-50, 1e-30]), np.array([2, 3]), np.empty(6)
-    lib.mapuot_product(2, pointer(size, "int64_t *"), pointer(factors), FLUSH_PRODUCT, pointer(v))
+    lib.mapuot_product(2, ffi.from_buffer("int64_t *", size), pointer(factors), FLUSH_PRODUCT, pointer(v))
     found = np.outer(factors[:2], factors[2:]).ravel()
     assert (v == np.where(found < FLUSH_PRODUCT, 0.0, found)).all()
     assert (v == 0).tolist() == [False, False, False, False, True, False]

@@ -60,7 +60,7 @@ class HostBatch:
         state.n = n
         state.ld = self.ld
         state.dtype = native.DTYPES[dtype]
-        state.kernel = pointer(self.K, "void *")
+        state.kernel = ffi.from_buffer("void *", self.K)
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         if log_v is None:
             reach = 0.0
@@ -148,7 +148,7 @@ class HostBatch:
         count = min(self.count, passes)
         begun = time.perf_counter()
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
-        stats = pointer(self.stats, "mapuot_stats *")
+        stats = ffi.from_buffer("mapuot_stats *", self.stats)
         work = self.pool, self.p, self.task.one_cost, slots, self.states
         check(lib.mapuot_batch_iterate(*work, count, stats, self.newton))
         if self.newton and count == passes:  # a call of 0 passes certifies the last pass of problems that still run

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._core import lib
-from .native import DTYPES, EXP_WORK, interruptible, pointer, pool_for
+from ..._core import ffi, lib
+from .native import DTYPES, EXP_WORK, interruptible, pool_for
 
 
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
@@ -15,8 +15,8 @@ def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     out = np.empty((p, m, n), A.dtype)
     pool = pool_for(threads, p * max(m * n, m * k, k * n))
     arguments = (
-        pool, p, m, k, n, DTYPES[A.dtype.name], pointer(A, "void *"), pointer(B, "void *"), B.ndim == 2, exact,
-        pointer(out, "void *"),
+        pool, p, m, k, n, DTYPES[A.dtype.name], ffi.from_buffer("void *", A), ffi.from_buffer("void *", B), B.ndim == 2,
+        exact, ffi.from_buffer("void *", out),
     )  # fmt: skip
     work = p * m * n * k * (EXP_WORK if exact else 2)  # 2: some entries of a plain product may need exponentials
     interruptible(lambda stop: lib.mapuot_log_matmul(*arguments, stop), work)

@@ -83,8 +83,8 @@ class Points:
         core.edges = len(edges)
         core.reg = reg
         for name in ("start", "message"):
-            setattr(core, name, pointer(getattr(self, name), "int64_t *"))
-        core.parent = pointer(self.parents, "int64_t *")
+            setattr(core, name, ffi.from_buffer("int64_t *", getattr(self, name)))
+        core.parent = ffi.from_buffer("int64_t *", self.parents)
         core.log_weight, core.weight, core.rho = map(pointer, self.held)
         self.cells, self.message_cells = ffi.NULL, ffi.NULL
 
@@ -94,7 +94,7 @@ class Points:
         places = [slice(self.start[k], self.start[k + 1]) for k in self.parents]
         sent = [cells[place] % parts + k * parts for place, k in zip(places, self.children, strict=True)]
         self.labels = np.ascontiguousarray(cells, np.int64), np.concatenate([*sent, np.zeros(0, np.int64)])
-        self.cells, self.message_cells = (pointer(x, "int64_t *") for x in self.labels)
+        self.cells, self.message_cells = (ffi.from_buffer("int64_t *", x) for x in self.labels)
         self.core.parts, self.core.cell = parts, self.cells
 
     def log_amounts(self, log_u: F64) -> F64:
@@ -165,7 +165,7 @@ class Points:
             at_points = ffi.NULL
         else:
             at_points = pointer(log_s)
-        lib.mapuot_worth_of(self.core, pointer(log_u), at_points, pointer(out, "mapuot_worth *"))
+        lib.mapuot_worth_of(self.core, pointer(log_u), at_points, ffi.from_buffer("mapuot_worth *", out))
         return out.T
 
     def moved(self, x: F64, by: F64) -> F64:
@@ -180,7 +180,9 @@ class Points:
         """Add to each entry of x the number of its stretch or, where there are cells, of its cell."""
         out = np.empty(start[-1])
         by = np.ascontiguousarray(by)
-        lib.mapuot_moved(len(start) - 1, pointer(start, "int64_t *"), cells, pointer(by), pointer(x), pointer(out))
+        lib.mapuot_moved(
+            len(start) - 1, ffi.from_buffer("int64_t *", start), cells, pointer(by), pointer(x), pointer(out)
+        )
         return out
 
     def at_edges(self, log_u: F64, back: F64, near: F64, by: F64, up: F64) -> F64:
@@ -288,7 +290,7 @@ class RemainingMarginals:
         core = self.core = ffi.new("mapuot_left *")
         core.pool = pool
         core.axes = axes
-        core.size = pointer(self.size, "int64_t *")
+        core.size = ffi.from_buffer("int64_t *", self.size)
         for name, x in {**vectors, "log_weight": log_weight, "fi": self.fi, "top": self.top}.items():
             setattr(core, name, pointer(x))
         core.flush, self.held = FLUSH_PRODUCT, vectors
@@ -411,14 +413,14 @@ class History:
         grams = np.empty((parts, count, count))
         rights = np.empty((parts, count))
         vectors = self.dF, self.residual, weight, grams, rights
-        lib.mapuot_anderson_products(parts, pointer(self.ends, "int64_t *"), count, *map(pointer, vectors))
+        lib.mapuot_anderson_products(parts, ffi.from_buffer("int64_t *", self.ends), count, *map(pointer, vectors))
         return grams, rights
 
     def combined(self, gammas: F64) -> tuple[F64, F64]:
         """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i); ``gammas`` has a row for each part."""
         image = np.empty_like(self.image)
         residual = np.empty_like(self.residual)
-        ends = pointer(self.ends, "int64_t *")
+        ends = ffi.from_buffer("int64_t *", self.ends)
         vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
         lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))
         return image, residual

@@ -30,6 +30,9 @@ DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32}
 CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
 
 
+pointer = functools.partial(ffi.from_buffer, "double *")  # .ctypes.data costs 1 us more, and a solve takes 40 pointers
+
+
 def set_isa(name: str) -> None:
     """Lower the instruction set, or restore the best with "auto" (as MAPUOT_ISA does at start)."""
     if lib.mapuot_set_isa(name.encode()) != 0:
@@ -106,10 +109,6 @@ def vectors(*lengths: int) -> list[F64]:
     return [block[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
-def pointer(array: Any, ctype: str = "double *") -> Any:
-    return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more a pointer, and a solve takes 40 pointers
-
-
 def matrix(array: Any, kept: KeptBoxes | None = None) -> Any:
     """Fill a mapuot_matrix from a 2-D array, points, stored pairs or a masked reference; leave it empty for None.
 
@@ -127,13 +126,13 @@ def matrix(array: Any, kept: KeptBoxes | None = None) -> Any:
         points.metric, points.scale = metric.number, scale
         if kept is not None:
             points.kept.rows, points.kept.before, points.kept.width = kept.unit, array.before, kept.width
-            points.kept.first = pointer(kept.first, "int64_t *")
-            points.kept.run = pointer(kept.run, "int32_t *")
+            points.kept.first = ffi.from_buffer("int64_t *", kept.first)
+            points.kept.run = ffi.from_buffer("int32_t *", kept.run)
     elif isinstance(array, Sparse):
-        view.data = pointer(array.data, "void *")
+        view.data = ffi.from_buffer("void *", array.data)
         view.dtype = CODES[array.dtype.char]
-        view.start = pointer(array.start, "int64_t *")
-        view.column = pointer(array.column, "int32_t *")
+        view.start = ffi.from_buffer("int64_t *", array.start)
+        view.column = ffi.from_buffer("int32_t *", array.column)
     elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
         rows, columns = array.strides
@@ -146,7 +145,11 @@ def matrix(array: Any, kept: KeptBoxes | None = None) -> Any:
 def split(X: F64, count: int) -> Any:
     """Label the rows of X by 0 ... count - 1, a power of 2: median splits along the widest column."""
     X, label, order = np.ascontiguousarray(X), np.empty(len(X), np.int64), np.empty(len(X), np.int64)
-    check(lib.mapuot_split(*X.shape, pointer(X), count, pointer(order, "int64_t *"), pointer(label, "int64_t *")))
+    check(
+        lib.mapuot_split(
+            *X.shape, pointer(X), count, ffi.from_buffer("int64_t *", order), ffi.from_buffer("int64_t *", label)
+        )
+    )
     return label
 
 

@@ -165,7 +165,7 @@ class HostOperator(Operator):
             if self.pairs:
                 before = self.cost.place(i0, 0)
                 rows = slice(self.cost.place(k0, 0) - before, self.cost.place(k1, 0) - before)
-            check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], pointer(out[rows], "void *"), n))
+            check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], ffi.from_buffer("void *", out[rows]), n))
         if self.pairs:
             return part.with_data(out)
         return out
@@ -239,8 +239,8 @@ class HostOperator(Operator):
         for i0, i1, call in self.blocks():
             column = np.empty((threads, room), np.int32)
             data = np.empty((threads, room))
-            counts = (pointer(x, "int64_t *") for x in (start[i0 + 1 : i1 + 1], found))
-            to = -nats, room, *counts, pointer(column, "int32_t *"), pointer(data)
+            counts = (ffi.from_buffer("int64_t *", x) for x in (start[i0 + 1 : i1 + 1], found))
+            to = -nats, room, *counts, ffi.from_buffer("int32_t *", column), pointer(data)
             if check(lib.mapuot_near_pairs(*call, pointer(alpha[i0:i1]), pointer(beta), *to)) == lib.MAPUOT_ABSORB:
                 return None
             parts += [(column[t, :count], data[t, :count]) for t, count in enumerate(found.tolist())]
@@ -263,8 +263,8 @@ class HostOperator(Operator):
         state.m, state.n = m, n
         state.sums = pointer(sums)
         state.partial = pointer(self.partial)
-        state.narrow_v = pointer(self.narrow_v, "float *")
-        state.run = pointer(self.run, "float *")
+        state.narrow_v = ffi.from_buffer("float *", self.narrow_v)
+        state.run = ffi.from_buffer("float *", self.run)
         if m * n > SERIAL_ENTRIES and not self.pairs:
             state.piped = -1
         else:
@@ -282,7 +282,7 @@ class HostOperator(Operator):
         state.dtype = DTYPES[kind]
         self.K = empty(0)  # free the old K before allocating the new one
         self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
-        state.kernel = pointer(self.K, "void *")
+        state.kernel = ffi.from_buffer("void *", self.K)
         if self.made:
             self.open_tile()
 
@@ -482,7 +482,9 @@ class HostOperator(Operator):
         if sizes is None:
             self.v[: len(v)] = v
         else:
-            lib.mapuot_product(len(sizes), pointer(sizes, "int64_t *"), pointer(v), FLUSH_PRODUCT, pointer(self.v))
+            lib.mapuot_product(
+                len(sizes), ffi.from_buffer("int64_t *", sizes), pointer(v), FLUSH_PRODUCT, pointer(self.v)
+            )
 
     def dots(self, v: F64, sizes: Any = None) -> F64:
         self.take_vector(v, sizes)
@@ -505,8 +507,8 @@ class HostOperator(Operator):
         self.cluster_sums = empty(threads * len(self.col_sums))
         coarse.own = labels.clusters
         coarse.sums = pointer(self.cluster_sums)
-        coarse.order, coarse.first = (pointer(x, "int64_t *") for x in (labels.order, labels.first))
-        coarse.own_blocks = pointer(self.shares, "float *")
+        coarse.order, coarse.first = (ffi.from_buffer("int64_t *", x) for x in (labels.order, labels.first))
+        coarse.own_blocks = ffi.from_buffer("float *", self.shares)
         coarse.own_mass = pointer(self.cluster_mass)
 
     def exchanged(self) -> tuple[F64, Any]:

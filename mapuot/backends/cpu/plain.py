@@ -17,7 +17,7 @@ from ...problem.validate import MASS_TOLERANCE
 from ..factored import is_stiff, patience
 from ..records import STATS
 from ..workspace import FAR_LOG, STORAGE
-from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
+from .native import CODES, DTYPES, SERIAL, check, empty, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
 CALL_ENTRIES = 1 << 28  # entries of K that one call reads at most, some .2 s: Ctrl-C waits for the call
@@ -72,7 +72,7 @@ class CoreCall:
         self.trace = ffi.new("mapuot_stats[]", MOST_PASSES + 8)
         self.task.trace = self.trace
         self.scratch = empty(0)
-        self.at = pointer(self.scratch, "void *")
+        self.at = ffi.from_buffer("void *", self.scratch)
 
     def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, ladder: Ladder) -> None:
         """Fill the members that stay the same for all calls with these arguments."""
@@ -81,7 +81,7 @@ class CoreCall:
         wanted = lib.mapuot_solve_bytes(self.task) // 8
         if wanted > len(self.scratch):
             self.scratch = empty(wanted)
-            self.at = pointer(self.scratch, "void *")
+            self.at = ffi.from_buffer("void *", self.scratch)
         self.shape = (shape, dtype, max_passes)
         self.options = options
         self.penalties = None  # the passes before a factor depend on the shape
@@ -298,8 +298,8 @@ class Many:
         return records
 
     def call(self, function: Any, records: Any) -> None:
-        problems = pointer(records, "mapuot_problem *")
-        check(function(self.pool, self.task, len(records), problems, pointer(self.scratch, "void *")))
+        problems = ffi.from_buffer("mapuot_problem *", records)
+        check(function(self.pool, self.task, len(records), problems, ffi.from_buffer("void *", self.scratch)))
 
 
 def address(array: Any) -> int:

@@ -129,7 +129,7 @@ class HostWorkspace(Workspace):
         self.limits.lam_rate = 0.0
         found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
         self.state.parts = parts.count + 1  # points without a partner form one more part
-        self.state.part = pointer(found[0], "int32_t *")
+        self.state.part = ffi.from_buffer("int32_t *", found[0])
         self.state.part_sums = pointer(found[1])
         return found
 
@@ -142,7 +142,7 @@ class HostWorkspace(Workspace):
         self.packed = np.ascontiguousarray(points.y.reshape(d, ld // PAD, PAD).swapaxes(0, 1))
         state.narrow_points.d, state.narrow_points.form = d, points.form
         for name, array in (("x", points.x), ("y", self.packed), ("row", points.row), ("col", points.col)):
-            setattr(state.narrow_points, name, pointer(array, "float *"))
+            setattr(state.narrow_points, name, ffi.from_buffer("float *", array))
         self.floor = float(self.limits.narrow_floor)
         return points
 
@@ -228,6 +228,10 @@ class HostWorkspace(Workspace):
     def progress_of(self, name: str) -> float:
         return float(getattr(self.progress, name))
 
+    @property
+    def correcting(self) -> bool:
+        return bool(self.progress.coarse)
+
     def take_mask(self, truncation: Truncation) -> None:
         self.operator.keep(truncation.renew(self.pool))
         put(self.progress, START)
@@ -253,7 +257,7 @@ class HostWorkspace(Workspace):
         size = padded(self.problem.shape[1])
         count = sum(counts)
         coarse.clusters, coarse.own = count, labels.clusters
-        coarse.order, coarse.first = (pointer(array, "int64_t *") for array in (labels.order, labels.first))
+        coarse.order, coarse.first = (ffi.from_buffer("int64_t *", array) for array in (labels.order, labels.first))
         threads = lib.mapuot_pool_threads(self.pool)
         names = {"mass": count, "part": count, "root": size, "matrix": count * count, "step": count}
         names["sums"] = threads * max(len(self.sums), count)
@@ -262,11 +266,11 @@ class HostWorkspace(Workspace):
             setattr(coarse, name, pointer(array))
         for name in ("blocks", "weights"):
             array = self.coarse_arrays[name] = empty(count * size, np.float32).reshape(count, size)
-            setattr(coarse, name, pointer(array, "float *"))
+            setattr(coarse, name, ffi.from_buffer("float *", array))
         before = sum(counts[: ranks.rank])
         own = slice(before, before + labels.clusters)
         self.own_blocks = self.coarse_arrays["blocks"][own], self.coarse_arrays["mass"][own]
-        coarse.own_blocks = pointer(self.own_blocks[0], "float *")
+        coarse.own_blocks = ffi.from_buffer("float *", self.own_blocks[0])
         coarse.own_mass = pointer(self.own_blocks[1])
 
     def correct(self, fi: float) -> None:
@@ -276,7 +280,7 @@ class HostWorkspace(Workspace):
     def make_passes(self, count: int) -> list[Stats]:
         table = np.empty(count, STATS)
         made = ffi.new("int64_t *")
-        stats = pointer(table, "mapuot_stats *")
+        stats = ffi.from_buffer("mapuot_stats *", table)
         streamed = (self.made or self.limits.finer or self.state.exact) and not self.problem.cost.held
         if self.problem.ranks.size > 1 or self.operator.summed or streamed:
             made[0] = self.passes(count, stats)
