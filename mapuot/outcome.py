@@ -19,25 +19,24 @@ class Outcome(NamedTuple):
     reason: str
 
 
-REASONS = {
-    "running": "the error is not certified yet",
-    "converged": "the error is certified",
-    "absorb": "the scalings outgrew K",
-    "stalled": "rounding allows no smaller error",
-    "not finite": "the plan or a scaling overflows",
-    "underflow": "the mass of the plan vanishes",
-    "max_passes": "the limit on the passes is reached",
-    "cancelled": "the callback or another thread ended the solve",
+# by its status: the outcome of a pass, of an earlier solve, or of a single call of the core
+OUTCOMES = {
+    status: Outcome(status, reason)
+    for status, reason in {
+        "running": "the error is not certified yet",
+        "converged": "the error is certified",
+        "absorb": "the scalings outgrew K",
+        "stalled": "rounding allows no smaller error",
+        "not finite": "the plan or a scaling overflows",
+        "underflow": "the mass of the plan vanishes",
+        "max_passes": "the limit on the passes is reached",
+        "cancelled": "the callback or another thread ended the solve",
+    }.items()
 }
-RUNNING = Outcome("running", REASONS["running"])
-CONVERGED = Outcome("converged", REASONS["converged"])
-CANCELLED = Outcome("cancelled", REASONS["cancelled"])
-SPENT = Outcome("max_passes", REASONS["max_passes"])
-
-
-def of_status(status: str) -> Outcome:
-    """Return the outcome of an earlier solve, or of a single call of the core, that ended with this status."""
-    return Outcome(status, REASONS[status])
+RUNNING = OUTCOMES["running"]
+CONVERGED = OUTCOMES["converged"]
+CANCELLED = OUTCOMES["cancelled"]
+SPENT = OUTCOMES["max_passes"]
 
 
 # ---- a pass
@@ -79,7 +78,7 @@ def after_pass(verdict: str, is_cancelled: bool, is_spent: bool) -> Outcome:
         return CANCELLED
     if verdict in GOES_ON and is_spent:
         return SPENT
-    return of_status(verdict)
+    return OUTCOMES[verdict]
 
 
 def after_far_start() -> Outcome:

@@ -252,15 +252,17 @@ def barycenter(
         found.append(Run(Engine(lambda body, before: body), max_passes, callback, progress))
         with found[-1].shown():
             make_passes(found[-1], body, options, start)
-        if found[-1].status == "cancelled":
+        if found[-1].outcome.status == "cancelled":
             break
-    worst = max(found, key=lambda run: (run.status != "converged", run.trace[-1].error, run.potentials[1].change))
-    if worst.status not in ("converged", "cancelled"):
+    worst = max(
+        found, key=lambda run: (run.outcome.status != "converged", run.trace[-1].error, run.potentials[1].change)
+    )
+    if worst.outcome.status not in ("converged", "cancelled"):
         n_passes = max(run.n_passes for run in found)
         why = why_not(worst, tol)
-        warn_not_converged(f"barycenter not converged ({worst.status}) after {n_passes} passes: {why}")
+        warn_not_converged(f"barycenter not converged ({worst.outcome.status}) after {n_passes} passes: {why}")
     are_several = weights is not None and np.ndim(weights) == 2
-    return together(found, worst.status, images, are_several)
+    return together(found, worst.outcome.status, images, are_several)
 
 
 def make_passes(run: Run, body: Barycenter, options: Options, log_v: F64) -> None:
@@ -269,9 +271,10 @@ def make_passes(run: Run, body: Barycenter, options: Options, log_v: F64) -> Non
         log_v, last = body.few_passes(log_v, options, min(run.max_passes, FIRST))
         if last:
             run.trace.append(last)
+            run.n_passes = last.n_pass
             run.potentials = body.kept, body
             run.outcome = after_few_passes(last, last.error <= options.tol, run.is_spent)
-    if run.status == "running":
+    if run.outcome.status == "running":
         run.run(body, options, log_v.ravel())
 
 
@@ -313,7 +316,7 @@ def why_not(run: Run, tol: float) -> str:
             with np.errstate(all="ignore"):
                 missed = body.apart(plans.log_u, plans.log_kv)[2] / plans.mass
             few = f", plans miss {missed:.1e} of the mass, where M may connect too few points" * (missed > tol)
-        cure = "rounding allows no better: raise tol" * (run.status == "stalled" and not few)
+        cure = "rounding allows no better: raise tol" * (run.outcome.status == "stalled" and not few)
         return f"{describe_miss(run.trace[-1].error, tol)}{few}; {cure or 'raise max_passes, reg or tol'}"
     gap = run.trace[-1].gap
     changed = f"last change {body.change:.2e} > tol_change {body.tol_change:.2e}"

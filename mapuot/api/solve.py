@@ -25,7 +25,7 @@ from ..backends import Options, Stats, pick
 from ..contract import Backend
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
-from ..outcome import of_status
+from ..outcome import OUTCOMES
 from ..problem.clouds import PointCloud
 from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
@@ -283,7 +283,7 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         callback = as_callback(call.callback)
         most = as_passes(call.max_passes)
         run = Run(backend, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
-        run.outcome = of_status(begin.status)
+        run.outcome = OUTCOMES[begin.status]
         run.products = begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
         check_met(result)

@@ -111,7 +111,15 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     ):  # the host forms a plan of points
         problem = dataclasses.replace(problem, cost=problem.cost.cloud)
     return Result(
-        problem, run.backend, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
+        problem,
+        run.backend,
+        potentials,
+        marginals,
+        run.trace,
+        run.outcome.status,
+        options.threads,
+        how=how,
+        skipped=skipped,
     )
 
 
@@ -126,13 +134,13 @@ def all_stages(
     cancelled = False
     kept = KeptPairs(run, way.options.threads)
     for stage in way.stages:
-        if run.status not in stage.after:
+        if run.outcome.status not in stage.after:
             continue
         if stage.begin == "zeros":
             log_v = namespace(log_v).zeros(task.shape[1])
             skip = None
         larger = stage.reg != task.reg
-        before = run.status
+        before = run.outcome.status
         if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
             continue
         now = stage._replace(certifies=stage.certifies or cancelled)
@@ -164,24 +172,24 @@ def after_steps(
 
 def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) -> None:
     """Keep what passes have reached for steps with a factor; passes that certify nothing leave the solve to these."""
-    if run.status not in FAILED:
+    if run.outcome.status not in FAILED:
         level = stage.reg / task.reg
         starts[level] = Reached(level, *run.potentials)
     is_last = run.is_cancelled or run.n_passes >= run.max_passes  # the loop has certified it
-    if run.status == "converged" and not stage.certifies and not is_last and misses(task):
+    if run.outcome.status == "converged" and not stage.certifies and not is_last and misses(task):
         run.outcome = outcomes.before_factored_steps(run.trace[-1])
 
 
 def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
     """Set the outcome that the next stages test; return whether the solve is cancelled."""
-    if larger or (stage.kept and run.status != "converged"):
+    if larger or (stage.kept and run.outcome.status != "converged"):
         cancelled = run.is_cancelled
         run.outcome = outcomes.after_rough_stage()
-    elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
+    elif stage.symmetric and run.n_passes < run.max_passes and run.outcome.status in ("max_passes", *NO_ANSWER):
         run.outcome = outcomes.after_rough_stage()
     else:
         is_spent = run.n_passes >= min(stage.most, run.max_passes)
-        cancelled = cancelled or (run.is_cancelled and run.status != "converged")
+        cancelled = cancelled or (run.is_cancelled and run.outcome.status != "converged")
         run.outcome = outcomes.after_own_stage(run.outcome, cancelled, is_spent)
     return cancelled
 

@@ -52,7 +52,7 @@ class KeptPairs:
                 self.skip.state = PassState(*run.potentials, *run.marginals)
                 self.skip.known = True
                 self.skip.rough = run.trace[-1].error > BOXES.rough_error
-            if run.status in ("converged", "cancelled", *FAILED):
+            if run.outcome.status in ("converged", "cancelled", *FAILED):
                 break
         run.limit = limit
         return log_v if made else None
@@ -69,13 +69,13 @@ class KeptPairs:
             if self.skip.correct or self.are_many(task, column_exponents(task, log_v), PAIRS.nats):
                 return None
             log_v = self.approach(task, options, log_v)
-        for _ in range(PAIRS.rounds if run.status != "cancelled" else 0):
+        for _ in range(PAIRS.rounds if run.outcome.status != "cancelled" else 0):
             found = self.passes(task, inner, log_v if answer is None else answer)
             answer = answer if found is None else found
-            if found is None or run.status == "cancelled":
+            if found is None or run.outcome.status == "cancelled":
                 break
             answer = run.run(task, exact, found, leave=options.tol, skip=self.skip)
-            if run.status != "running":
+            if run.outcome.status != "running":
                 break
         if answer is None:
             return log_v if self.skip else None
@@ -91,7 +91,7 @@ class KeptPairs:
         skip.aim(PAIRS.start_tol, -1.0)
         log_v = run.run(task, dataclasses.replace(options, tol=PAIRS.start_tol, tol_gap=-1.0), log_v, skip=skip)
         skip.aim(*asked)
-        if run.status == "converged":
+        if run.outcome.status == "converged":
             run.outcome = outcomes.after_rough_stage()
         return log_v
 

@@ -30,7 +30,7 @@ MOST_A_CALL = 512  # passes in one call of the core
 class Run:
     """The loop of a solve, with its clock, the stats of its passes, and the potentials of its last workspace."""
 
-    stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after each call of the core; True: cancel
+    stopped: Callable[[], bool] | None = None  # asked after each call of the core; True: cancel
 
     def __init__(
         self, backend: Backend, max_passes: int, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
@@ -62,6 +62,7 @@ class Run:
         self.is_cancelled = False  # the callback or another thread has asked to end
         self.factors = 0  # factorisations by Newton's steps
         self.trace = trace or []
+        self.n_passes = self.trace[-1].n_pass if self.trace else 0
         self.lift = 0.0  # of the dual values: the value of the constant that was taken out of M
         self.potentials: Any
         self.marginals: Any
@@ -72,16 +73,6 @@ class Run:
         """Show the bar, and silence NumPy's warnings: the status of a pass reports numbers beyond float64."""
         with self.bar or nullcontext(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             yield
-
-    @property
-    def n_passes(self) -> int:
-        if self.trace:
-            return self.trace[-1].n_pass
-        return 0
-
-    @property
-    def status(self) -> str:
-        return self.outcome.status
 
     @property
     def is_spent(self) -> bool:
@@ -120,11 +111,11 @@ class Run:
 
     def record(self, stats: list[Stats]) -> Outcome:
         """Append passes to the trace, call the callback, and return the outcome that the loop acts on."""
-        done = self.n_passes
         now = time.perf_counter() - self.start
-        cancelled = self.stopped()
-        for i, stat in enumerate(stats, 1):
-            stat.n_pass = done + i
+        cancelled = bool(self.stopped and self.stopped())
+        for stat in stats:
+            self.n_passes += 1
+            stat.n_pass = self.n_passes
             stat.seconds = now
             stat.dual = stat.dual + self.lift
             self.trace.append(stat)
@@ -212,7 +203,7 @@ class StagePasses:
         if self.is_left:
             return False
         self.is_fresh = self.renew()
-        if run.status != "running" and not self.is_fresh:
+        if run.outcome.status != "running" and not self.is_fresh:
             return False
         if run.saves and run.ranks.max(bool(run.checkpoint and run.checkpoint.due)):
             run.save(self.workspace, self.problem)
@@ -227,7 +218,7 @@ class StagePasses:
     def conclude(self, last: Stats) -> Outcome:
         """Certify the last pass, note the answer, and return the outcome of the stage; ``last``: of the last call."""
         run = self.run
-        if last.rejected and run.status != "converged":  # else Newton's step may have certified it
+        if last.rejected and run.outcome.status != "converged":  # else Newton's step may have certified it
             run.outcome = self.undo_rejected(last)
         run.outcome = self.certify_last()
         if run.saves:
@@ -241,9 +232,10 @@ class StagePasses:
         """Return how many passes the limit allows; turn wide for the last pass, which must certify."""
         workspace = self.workspace
         left = self.run.limit - self.run.n_passes
-        if workspace.estimates and left <= 1:
+        estimates: bool = workspace.estimates
+        if estimates and left <= 1:
             workspace.widen()
-        return max(1, min(self.count, left - workspace.estimates))
+        return max(1, min(self.count, left - estimates))
 
     def check_in_place(self, outcome: Outcome) -> Outcome:
         """Make one more pass on a fresh K, since a plan in place cannot count lost mass; return the outcome."""
@@ -283,9 +275,9 @@ class StagePasses:
         """Restart from a correction by groups, or rebuild K, if either is due; return whether K was rebuilt."""
         run, skip = self.run, self.skip
         log_v = None
-        if skip and run.status in (*GOES_ON, *FAILED):
+        if skip and run.outcome.status in (*GOES_ON, *FAILED):
             log_v = self.workspace.corrected(run.trace[-1])
-        if run.status == "absorb" or (skip and log_v is not None and not skip.correct):
+        if run.outcome.status == "absorb" or (skip and log_v is not None and not skip.correct):
             self.workspace.absorb(log_v)
             return True
         if log_v is not None:
@@ -305,7 +297,7 @@ class StagePasses:
     def certify_last(self) -> Outcome:
         """Certify the last pass if the solve was cancelled or misses its hard columns; return the outcome."""
         run, workspace = self.run, self.workspace
-        if workspace.estimates and run.status == "cancelled":
+        if workspace.estimates and run.outcome.status == "cancelled":
             workspace.widen()
             run.record(workspace.iterate(1))
         last = run.trace[-1]
@@ -315,7 +307,7 @@ class StagePasses:
             newton = workspace.newton()  # the stages that would certify are left out
             if newton:
                 run.outcome = outcomes.without_certificate(last, run.outcome)
-        is_open = run.status not in (*FAILED, "converged") and run.certified is not last
+        is_open = run.outcome.status not in (*FAILED, "converged") and run.certified is not last
         if not (newton and newton.needed and is_open):
             return outcomes.after_certificate(last, run.outcome)
         verdict = newton.step(workspace, run.backend, last, self.tol)

@@ -190,9 +190,9 @@ class Workspace:
             return None
         return problem.idle_points(alpha, beta)
 
-    def check_idle(self, stats: list[Stats]) -> None:
+    def check_idle(self, idle: Idle, stats: list[Stats]) -> None:
         """If a point that was thought idle may have influence, void the passes' certificates and request a new K."""
-        if self.idle and not self.idle.holds(self.potentials(), self.marginals(), self.problem.ranks):
+        if not idle.holds(self.potentials(), self.marginals(), self.problem.ranks):
             self.idle = None
             self.refuted = True
             request_kernel(stats[-1])
@@ -234,34 +234,34 @@ class Workspace:
         with np.errstate(invalid="ignore"):  # a start may have overflowed
             return self.limited(self.shifted_log_v() - self.progress_of("shift"), 1)
 
-    @property
-    def correcting(self) -> bool:
-        """Tell whether steps are corrected by clusters."""
-        return bool(self.progress_of("coarse"))
-
     def iterate(self, count: int) -> list[Stats]:
         """Make at most ``count`` passes; stop after a pass with a status other than "running".
 
         Where pairs are skipped, make one pass, and settle its numbers so that they hold for the problem with all pairs.
         A float32 pass certifies nothing: its numbers are settled by `conclude`, only if it is the last.
         """
-        if not self.truncation:
+        if self.truncation:
+            stats = self.iterate_skipping(self.truncation)
+        else:
             stats = self.coarse.iterate(count)
-            self.check_idle(stats)
-            return stats
+        if self.idle:
+            self.check_idle(self.idle, stats)
+        return stats
+
+    def iterate_skipping(self, truncation: Truncation) -> list[Stats]:
+        """Make one pass over the kept pairs of points."""
         narrow = self.narrow_pass = self.progress_of("narrow") > 0
-        if self.truncation.correct:
+        if truncation.correct:
             stats = self.make_passes(1)
         else:
             stats = self.coarse.iterate(1)
         if narrow:
-            self.truncation.look(stats[-1], self.iterate_state)
+            truncation.look(stats[-1], self.iterate_state)
         else:
-            self.truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
-        if self.progress_of("dead") > 0 and self.truncation.known:
-            self.truncation.known = False
+            truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
+        if self.progress_of("dead") > 0 and truncation.known:
+            truncation.known = False
             request_kernel(stats[-1])
-        self.check_idle(stats)
         return stats
 
     @property
@@ -319,6 +319,7 @@ class Workspace:
     # ---- supplied by each backend
 
     progress_of: Callable[[str], float]  # a member of mapuot_progress
+    correcting: Any  # property: are steps corrected by clusters?
     potentials: Callable[[], tuple[F64, F64]]  # (log u, log v) of the last certified iterate
     marginals: Callable[[], tuple[F64, F64]]  # (r, s) of the last certified iterate
     close: Callable[[], None]  # free the memory of K

@@ -140,7 +140,7 @@ def multimarginal(
         clusters = []
     how = in_words(run.reads, len(done) - 1, *clusters, *newton_words(run.products))
     state, body = run.potentials
-    result = MultiResult(problem, state and state.brought(), body, run.trace, run.status, how)
+    result = MultiResult(problem, state and state.brought(), body, run.trace, run.outcome.status, how)
     if not result.converged and result.status != "cancelled":
         warn_not_converged(not_converged(result, tol))
     return result

@@ -18,7 +18,7 @@ from ..backends.factored import START_TOL, Reached
 from ..backends.newton import misses
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..contract import Backend, BatchEngine
-from ..outcome import CONVERGED, of_status
+from ..outcome import CONVERGED, OUTCOMES
 from ..penalties import F64
 from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem
 from ..processor import core_count
@@ -268,7 +268,7 @@ class BatchRun:
         run = Run(self.backend, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
         if self.status[i] == "stalled":
-            run.outcome = of_status("stalled")
+            run.outcome = OUTCOMES["stalled"]
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = *result.own_logs, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):

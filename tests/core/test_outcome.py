@@ -9,7 +9,7 @@ import pytest
 import mapuot
 from mapuot import outcome as outcomes
 from mapuot.contract import Stats
-from mapuot.outcome import CANCELLED, CONVERGED, RUNNING, SPENT, Outcome, of_status
+from mapuot.outcome import CANCELLED, CONVERGED, OUTCOMES, RUNNING, SPENT, Outcome
 from mapuot.status import STATUSES
 
 ROOT = Path(mapuot.__file__).parent
@@ -44,8 +44,8 @@ def test_no_other_module_sets_a_status():
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_each_status_has_a_reason(status):
-    assert of_status(status).status == status
-    assert of_status(status).reason
+    assert OUTCOMES[status].status == status
+    assert OUTCOMES[status].reason
 
 
 @pytest.mark.parametrize(("verdict", "is_cancelled", "is_spent", "right"), [
@@ -75,7 +75,7 @@ def test_after_newtons_step(holds, gives_up, is_spent, right):
 def test_after_the_pass_behind_newtons_step(status, is_met, right):
     """The verdict of the pass itself does not count: Newton's step has moved its error."""
     stat = passed()
-    assert outcomes.after_newton_pass(stat, of_status(status), is_met).status == right
+    assert outcomes.after_newton_pass(stat, OUTCOMES[status], is_met).status == right
     assert stat.status == ("converged" if is_met else "running")
 
 
@@ -89,7 +89,7 @@ def test_after_a_few_passes(is_certified, is_spent, right):
 
 
 def test_one_more_pass():
-    stalled = of_status("stalled")
+    stalled = OUTCOMES["stalled"]
     assert outcomes.after_fresh_kernel(CONVERGED, RUNNING) is RUNNING
     assert outcomes.after_fresh_kernel(stalled, RUNNING) is stalled
     assert outcomes.after_fresh_kernel(stalled, CONVERGED) is CONVERGED
@@ -107,7 +107,7 @@ def test_the_end():
 
 
 def test_stages():
-    stalled = of_status("stalled")
+    stalled = OUTCOMES["stalled"]
     assert outcomes.at_start(stalled, factors_follow=False) is RUNNING
     assert outcomes.at_start(stalled, factors_follow=True) is stalled
     assert outcomes.after_rough_stage().status == outcomes.after_far_start().status == "running"

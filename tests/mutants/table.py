@@ -151,7 +151,7 @@ TABLE = {
         "reg * ({{~>0 * }}xp.asarray",
     ]),
     "mapuot/ascend/loop.py": ("core/test_one_potential.py::test_hard_sides_of_a_kernel_that_is_left_by_newtons_step", [
-        'rejected{{ and run.status != "converged"}}',
+        'rejected{{ and run.outcome.status != "converged"}}',
     ]),
     "mapuot/answer/unregularised.py": (
         "api/test_uses.py::test_points_without_mass_may_take_some_without_entropy[tv]", [

@@ -340,6 +340,10 @@ class DeviceWorkspace(Workspace):
     def progress_of(self, name: str) -> float:
         return float(self.progress[name])
 
+    @property
+    def correcting(self) -> bool:
+        return bool(self.progress["coarse"])
+
     def put(self, name: str, values: F64) -> None:
         first, count = self.lies.places["up"]
         sent = self.held or first <= self.lies.places[name][0] < first + count
