@@ -31,6 +31,21 @@ def host(x: Any) -> Any:
     return x
 
 
+def is_data_set(x: Any) -> bool:
+    """Tell whether x is an AnnData or another holder of arrays, which NumPy would read cell by cell, for minutes."""
+    return hasattr(x, "obsm")
+
+
+def refuse_data_set(x: Any, name: str) -> None:
+    """Raise a TypeError if x, or the first member of a list x, is a data set instead of one of its arrays."""
+    if isinstance(x, (list, tuple)) and x:
+        x = x[0]
+        name += "[0]"
+    if is_data_set(x):
+        arrays = f"{name}.obsm['X_pca'] (points), {name}.obsp['distances'] (costs) or {name}.obs['mass'] (masses)"
+        raise TypeError(f"{name} must be an array, got {type(x).__name__}: pass one of its arrays, as {arrays}")
+
+
 def is_on_device(x: Any) -> bool:
     """Tell whether an array, a sparse matrix, a tensor or a cost lies on a GPU, without importing any library."""
     said = any(getattr(x, name, False) is True for name in ("on_device", "is_cuda"))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from ..annotations import CostLike, MarginalPenalty
 from ..answer.slopes import dual_value
-from ..arrays import host, namespace
+from ..arrays import host, namespace, refuse_data_set
 from ..backends import pick
 from ..errors import renamed
 from ..penalties import F64
@@ -146,6 +146,7 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
         return M_a, M_b
     if isinstance(M, PointCloud):
         return M.within()
+    refuse_data_set(M, "M")
     shape = tuple(np.shape(M))
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b, costs within each side, must be given where M is not square, got shape {shape}")

@@ -39,6 +39,7 @@ MOST_NAMES = 8  # names in a message
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")  # neither a number for NumPy nor a name
 COMPRESSED = ("data", "indices", "indptr")  # arrays of compressed rows or columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
+REDUCE_GENES = "scanpy.pp.pca(data) makes 50 components of X and stores them as obsm/X_pca"
 NUMBER_KINDS = "biufc"  # kinds of dtype
 CHECKED_BYTES = 1 << 20  # bytes of a member in one read
 
@@ -113,13 +114,25 @@ def refuse_cells(path: Path) -> None:
     with reading(path, "h5ad"), library("h5ad").File(path, "r") as file:
         has_names = "obs" in file and "_index" in file["obs"].attrs
         cells = has_names and "obs/a" not in file and "var/b" not in file
-        found = [f"obsm/{name}" for name in file.get("obsm", ())] or ["X"]
+        points = cell_points(file)
+        costs = next((f"obsp/{name}" for name in file.get("obsp", ())), "X")
     if cells:
-        points = f"{path}:{'obsm/X_pca' if 'obsm/X_pca' in found else found[0]}"
+        if points:
+            cure = f"as in --points {path}:{points} OTHER"
+        else:
+            cure = f"with few columns each ({REDUCE_GENES})"
         raise ValueError(
             f"{path}: X of an AnnData is cells x genes, no matrix of costs. For costs between points give two files, "
-            f"as in --points {points} OTHER; name costs that are there, as in {path}:obsp/distances or {path}:X"
+            f"{cure}; if these are costs, name them, as in {path}:{costs}"
         )
+
+
+def cell_points(file: Any) -> str:
+    """Return the name of a dense array of an open AnnData that may hold points of cells; "" if there is none."""
+    found = list(file.get("obsm", ()))
+    if found:
+        return "obsm/" + ("X_pca" if "X_pca" in found else found[0])
+    return "X" * hasattr(file.get("X"), "shape")  # compressed rows or columns are a group
 
 
 def opened(source: Any) -> Any:
@@ -301,7 +314,12 @@ def open_array(path: Path, kind: str, name: str) -> Any:
     if shape is None:  # there is no such name, or it is a group
         there = names_in(path, kind)
         if name in there and any(other.startswith(f"{ANNDATA.get(name, name)}/indptr") for other in there):
-            raise ValueError(f"{path}: {name} is sparse, where a dense array is wanted")
+            dense = [other for other in there if other.startswith("obsm/")]
+            if dense:
+                cure = f"name one, as in {path}:{dense[0]}"
+            else:
+                cure = REDUCE_GENES
+            raise ValueError(f"{path}: {name} is sparse, where a dense array is wanted: {cure}")
         near = [other for other in there if other.rpartition("/")[2] == name.rpartition("/")[2] and other != name]
         some = [*near, *(other for other in there if other not in near)][:MOST_NAMES]
         if len(there) > len(some):

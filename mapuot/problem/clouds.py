@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays import any_of, host, is_on_device, namespace
+from ..arrays import any_of, host, is_data_set, is_on_device, namespace
 from ..cached import cached_property
 from ..contract import Backend
 from ..penalties import F64
@@ -501,7 +501,9 @@ def is_list(value: Any) -> bool:
 def is_many(value: Any) -> bool:
     """Tell whether points form many clouds: (p, m, d), a list of clouds or a nested tensor."""
     if isinstance(value, (list, tuple)):
-        return len(value) > 0 and np.ndim(value[0]) == 2
+        return len(value) > 0 and (is_data_set(value[0]) or np.ndim(value[0]) == 2)
+    if is_data_set(value):
+        return False
     return bool(getattr(value, "is_nested", False)) or np.ndim(value) == 3
 
 

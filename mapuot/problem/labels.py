@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, host, namespace
+from ..arrays import any_of, host, namespace, refuse_data_set
 from ..errors import shown
 from ..ranks import ALONE, Ranks
 
@@ -16,6 +16,7 @@ def as_labels(y: Any, length: int, name: str, may_lack: bool = False) -> Any:
 
     ``may_lack``: the caller treats missing labels (`is_missing`) as unknown. Otherwise they are refused.
     """
+    refuse_data_set(y, name)
     if namespace(y) is np:
         y = np.asarray(y)
     if y.shape != (length,):

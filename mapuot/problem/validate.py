@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, arithmetic, host, namespace
+from ..arrays import any_of, arithmetic, host, namespace, refuse_data_set
 from ..contract import Backend
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
@@ -145,6 +145,7 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
     if hasattr(value, "toarray") and not isinstance(value, np.ndarray):  # AnnData's views are arrays with toarray
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
+    refuse_data_set(value, name)
     is_standard = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
     if is_standard and value.__dlpack_device__()[0] == CPU:
         value = np.from_dlpack(value)

@@ -244,7 +244,14 @@ def test_cells_are_no_costs_but_points(case, form, refused):
     assert len(told) < 300
     if form == "sparse":
         told = refused("--points", "early.h5ad:X", "late.h5ad:X")
-        assert "early.h5ad: X is sparse, where a dense array is wanted" in told
+        assert "X is sparse, where a dense array is wanted: name one, as in early.h5ad:obsm/X_pca" in told
+    del cells.obsm["X_pca"], cells.obsp["distances"]
+    cells.write_h5ad("bare.h5ad")
+    told = refused("bare.h5ad")
+    assert ("--points bare.h5ad:X OTHER" if form == "dense" else "scanpy.pp.pca(data)") in told
+    assert "name them, as in bare.h5ad:X" in told
+    if form == "sparse":
+        assert "a dense array is wanted: scanpy.pp.pca(data)" in refused("--points", "bare.h5ad:X", "bare.h5ad:X")
 
 
 def test_scales_and_gaps(case):

@@ -57,6 +57,29 @@ def test_tables_of_pandas_are_arrays(backend):
     assert abs(mapuot.sinkhorn_divergence(square, a, a, reg=0.1, reg_m=1.0, backend=backend)) < 1e-9
 
 
+def test_a_data_set_is_refused_for_its_arrays():
+    """An AnnData in the place of an array is refused at once: NumPy would read it cell by cell."""
+    anndata = pytest.importorskip("anndata")
+    cells, options = anndata.AnnData(np.ones((4, 5))), {"reg": 0.05, "reg_m": 1.0}
+    result = call()
+    for name, run in {
+        "M": lambda: mapuot.solve(cells, **options),
+        "a": lambda: call(a=cells),
+        "x": lambda: mapuot.PointCloud(cells, cells),
+        "M[0]": lambda: mapuot.solve_batch([cells, cells], **options),
+        "X": lambda: mapuot.gromov(cells, cells, **options),
+        "x[0]": lambda: mapuot.pairwise([cells, cells], **options),
+        "labels": lambda: result.push(cells),
+        "Y": lambda: result.barycentric_map(cells),
+        "reference": lambda: call(reference=cells),
+    }.items():
+        with pytest.raises(TypeError) as error:
+            run()
+        assert str(error.value).startswith(f"{name} must be an array, got AnnData: pass one of its arrays")
+    with pytest.raises(TypeError, match="M must be an array, got AnnData"):
+        mapuot.sinkhorn_divergence(cells, **options)
+
+
 class View(np.ndarray):
     """An array that calls itself sparse by a method, as the views of AnnData do."""
 
