@@ -18,7 +18,8 @@ from .kernels import Job, by_value, kernel
 
 FACTORED = records.read("factored.cu")["Factored"]
 THREADS, COLUMNS, GROUPS, TILE = 256, 32, 16, 32
-FEW = 4  # equations of 1000 unknowns that are solved in less time one by one, 1 ms each, than in a batch (H200)
+FEW = 2  # equations that are solved in less time one by one than in a batch, where they are small
+FEW_OF = 250  # unknowns for each of these: 4 equations of 1000 and 16 of 4000 (H200, cupyx.lapack.posv beside cholesky)
 WAITING = 16  # requests that may wait in pinned memory: at most 5 lie between two answers
 JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of the file
 
@@ -135,7 +136,7 @@ class DevicePlans:
         records.put(self.record, {"shifted": shifted, "wanted": wanted, "rest": rest})
         self.request(places, self.slots[places], shifts)
         self.launch("shift_rows", count * n)
-        if count > FEW:
+        if count > max(FEW, n // FEW_OF):
             records.put(self.record, {"factor": cp.linalg.cholesky(shifted)})
             self.launch("solve_triangles", count, TILE * TILE)
         else:
