@@ -7,7 +7,8 @@
 #include "common.cuh"
 
 #define SIDE 32       // points, and coordinates, of a tile that is transposed
-#define CANDIDATES 32 // points of y of which one becomes the origin
+#define CANDIDATES 8  // points of y of which one becomes the origin
+#define PAIRS (CANDIDATES * (CANDIDATES - 1) / 2)
 #define WARPS 32      // of a block of square_factors
 
 // Points as they were given: point i has coordinate k at i row + k column
@@ -45,46 +46,74 @@ extern "C" __global__ void __launch_bounds__(256)
     if (!finite) odd[0] = 1;
 }
 
-// Copy to `origin` the point, of some points of y, with the least sum of distances to them, and clear sizes; one block
-extern "C" __global__ void __launch_bounds__(1024)
-    find_origin(const double *columns, int64_t ld, int64_t n, int64_t d, double *origin, double *sizes) {
-    __shared__ double apart[CANDIDATES][CANDIDATES], sums[CANDIDATES];
-    __shared__ int best;
-    const int some = n < CANDIDATES ? (int)n : CANDIDATES, lane = threadIdx.x % 32;
-    for (int q = threadIdx.x / 32; q < some * some; q += 32) {
-        const int64_t i = q / some * n / some, j = q % some * n / some;
-        double sum = 0;
-        for (int64_t k = lane; k < d && i < j; k += 32) {
-            const double t = columns[k * ld + i] - columns[k * ld + j];
-            sum = fma(t, t, sum);
-        }
-        sum = sqrt(warp_sum(sum));
-        if (lane == 0 && i <= j) apart[q / some][q % some] = apart[q % some][q / some] = sum;
-    }
-    if (threadIdx.x < 2) sizes[threadIdx.x] = 0;
-    __syncthreads();
-    if (threadIdx.x < some) {
-        double sum = 0;
-        for (int q = 0; q < some; q++) sum += apart[threadIdx.x][q];
-        sums[threadIdx.x] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        best = 0;
-        for (int q = 1; q < some; q++) best = sums[q] < sums[best] ? q : best;
-    }
-    __syncthreads();
-    for (int64_t k = threadIdx.x; k < d; k += 1024) origin[k] = columns[k * ld + best * n / some];
+// Pair (i, j), i < j, of candidates, by its number
+FN void pair_of(int number, int &i, int &j) {
+    for (i = 0; number >= CANDIDATES - 1 - i; i++) number -= CANDIDATES - 1 - i;
+    j = i + 1 + number;
 }
 
-// Make both factors of the squared distances of points times `factor`: left m x (d + 2), right (d + 2) x n. sizes
-// become the largest squares of x and of y, whatever they were below.
+// Copy some points of y to `some`, CANDIDATES x d, and post this block's part of the squared distances between them in
+// its row of apart; clear sizes
+extern "C" __global__ void __launch_bounds__(256)
+    take_candidates(const double *columns, int64_t ld, int64_t n, int64_t d, double *some, double *apart,
+                    double *sizes) {
+    __shared__ double of_warp[8][PAIRS];
+    const int64_t k = blockIdx.x * (int64_t)256 + threadIdx.x;
+    double x[CANDIDATES];
+    UNROLLED (int c = 0; c < CANDIDATES; c++) {
+        x[c] = k < d ? columns[k * ld + c * n / CANDIDATES] : 0;
+        if (k < d) some[c * d + k] = x[c];
+    }
+    int pair = 0;
+    UNROLLED (int i = 0; i < CANDIDATES; i++)
+        UNROLLED (int j = i + 1; j < CANDIDATES; j++) {
+            const double sum = warp_sum((x[i] - x[j]) * (x[i] - x[j]));
+            if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32][pair] = sum;
+            pair++;
+        }
+    __syncthreads();
+    if (threadIdx.x < PAIRS) {
+        double sum = 0;
+        for (int w = 0; w < 8; w++) sum += of_warp[w][threadIdx.x];
+        apart[blockIdx.x * PAIRS + threadIdx.x] = sum;
+    }
+    if (blockIdx.x == 0 && threadIdx.x < 2) sizes[threadIdx.x] = 0;
+}
+
+// The number of the candidate with the least sum of distances to the others; all threads of a block call it
+FN int middle_of(const double *apart, int parts) {
+    __shared__ double size[PAIRS];
+    if (threadIdx.x < PAIRS) {
+        double sum = 0;
+        for (int p = 0; p < parts; p++) sum += apart[p * PAIRS + threadIdx.x];
+        size[threadIdx.x] = sqrt(sum);
+    }
+    __syncthreads();
+    double sums[CANDIDATES] = {};
+    for (int pair = 0; pair < PAIRS; pair++) {
+        int i, j;
+        pair_of(pair, i, j);
+        UNROLLED (int c = 0; c < CANDIDATES; c++) sums[c] += c == i || c == j ? size[pair] : 0;
+    }
+    int best = 0;
+    double least = sums[0];
+    UNROLLED (int c = 1; c < CANDIDATES; c++) {
+        best = sums[c] < least ? c : best;
+        least = fmin(least, sums[c]);
+    }
+    return best;
+}
+
+// Make both factors of the squared distances of points times `factor`: left m x (d + 2), right (d + 2) x n; some and
+// apart: of take_candidates by `parts` blocks. sizes become the largest squares of x and of y.
 extern "C" __global__ void __launch_bounds__(1024)
     square_factors(const double *rows, const double *columns, int64_t ld, int64_t m, int64_t n, int64_t d,
-                   const double *origin, double factor, double *left, double *right, double *sizes) {
+                   const double *some, const double *apart, int parts, double factor, double *left, double *right,
+                   double *sizes) {
     __shared__ double part[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t right_blocks = (n + 31) / 32;
+    const double *origin = some + middle_of(apart, parts) * d;
     double sum = 0;
     if (blockIdx.x < right_blocks) {
         const int64_t j = blockIdx.x * (int64_t)32 + lane;

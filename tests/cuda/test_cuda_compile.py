@@ -122,7 +122,7 @@ CASES = {
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "tables of points": (
         "point_tables.cu", {"STORE": 0, "COST": 1},
-        {"take_points": (255, 0), "find_origin": (64, 0), "square_factors": (64, 0)},
+        {"take_points": (255, 0), "take_candidates": (64, 0), "square_factors": (64, 0)},
     ),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
     "formulas of vectors": ("vectors.cu", {"STORE": 0}, {"evaluate": (255, 512), "reduceat": (255, 0)}),

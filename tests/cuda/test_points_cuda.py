@@ -215,7 +215,7 @@ def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_
     found = mapuot.solve(mapuot.PointCloud(x, y), **words)
     pairs = found.sample(30, 5)
     product = d == 20 and not most_terms
-    formed = [("point_tables.cu", "find_origin"), ("point_tables.cu", "square_factors")]
+    formed = [("point_tables.cu", "take_candidates"), ("point_tables.cu", "square_factors")]
     formed = formed if product else [("point_costs.cu", "point_costs")]
     assert launched == [("point_tables.cu", "take_points"), *formed]
     assert read == [(2, 30)]

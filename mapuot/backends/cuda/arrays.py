@@ -23,9 +23,11 @@ from .vectors import pinned
 
 BLOCK_BYTES = 1 << 28  # bytes of a numpy M that are on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
+CANDIDATES = 8  # points of y of which one becomes the origin of a product, in point_tables.cu
 FACTORS = 32  # points whose factors a block of point_tables.cu makes
 MANY = 16  # dimensions; from here on a matrix product may form costs faster than differences do
-MANY_TERMS = 1 << 27  # coordinates of pairs; a product and its three launches take as long as so many differences
+TALL = 512  # dimensions; from here on a few points take .18 ms and more by differences, as a product does (H200)
+MANY_TERMS = 1 << 29  # coordinates of pairs: by differences in .15 ms, by a product in .17 (H200, 64 dimensions)
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 FEW = 12  # dimensions; up to here a pass over 20,000 points is faster than a pass that reads their K
 
@@ -253,17 +255,20 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, Any]:
     by (d + 1) u s. Coordinates err by 6.3 u sqrt(s), which adds 18 u s; their factor adds 8 u s.
     """
     (m, n), d, (metric, scale) = cloud.shape, cloud.dim, cloud.core
-    if not metric.square or cloud.bits or d < MANY or m * n * d < MANY_TERMS:
+    if not metric.square or cloud.bits or d < MANY or (d < TALL and m * n * d < MANY_TERMS):
         return costs(cloud), 0.0
     rows, columns = map(cp.asarray, cloud.here or (cloud.rows, cloud.columns))
     options = {"STORE": 0, "COST": 0}
     ld, count, dim = map(np.int64, (columns.shape[1], n, d))
-    origin, sizes = cp.empty(d), cp.empty(2)
+    parts = -(-d // 256)
+    some, apart, sizes = cp.empty((CANDIDATES, d)), cp.empty(parts * CANDIDATES * (CANDIDATES - 1) // 2), cp.empty(2)
     left, right = cp.empty((m, d + 2)), cp.empty((d + 2, n))
-    kernel("point_tables.cu", "find_origin", **options)((1,), (1024,), (columns, ld, count, dim, origin, sizes))
-    given = rows, columns, ld, np.int64(m), count, dim, origin, np.float64(metric.scaled(scale)), left, right, sizes
+    kernel("point_tables.cu", "take_candidates", **options)(
+        (parts,), (256,), (columns, ld, count, dim, some, apart, sizes)
+    )
+    given = rows, columns, ld, np.int64(m), count, dim, some, apart, np.int32(parts), np.float64(metric.scaled(scale))
     run = kernel("point_tables.cu", "square_factors", **options)
-    run((-(-n // FACTORS) + -(-m // FACTORS),), (1024,), given)
+    run((-(-n // FACTORS) + -(-m // FACTORS),), (1024,), (*given, left, right, sizes))
     return cp.matmul(left, right), SquareRounding(2.0**-53 * (3 * d + 40), sizes)
 
 
