@@ -32,7 +32,7 @@ from .problem.clouds import PointCloud
 from .problem.kinds import stores_pairs
 from .problem.mask import SeededMask
 from .problem.metrics import METRICS
-from .problem.scale import SCALES
+from .problem.scale import SCALES, WEIGHTED
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import write_report
@@ -135,7 +135,7 @@ problem_options = options_of(
     option("--metric", "Cost of --points.", METRICS, default="sqeuclidean", show_default=True),
     option("--a", "Masses of the rows.  [default: a in IN, or uniform]", metavar="FILE"),
     option("--b", "Masses of the columns.  [default: b in IN, or uniform]", metavar="FILE"),
-    option("--scale-cost", "Take --reg and --reg-m in units of this statistic of the costs.", SCALES),
+    option("--scale-cost", "Take --reg and --reg-m in units of this statistic of the costs.", [*SCALES, *WEIGHTED]),
     option("--scale-mass", "Take masses in units of sqrt(sum(a) sum(b)).", is_flag=True),
 )
 solver_options = options_of(

@@ -52,7 +52,7 @@ def entry(
 def check_order(given: NamedArguments) -> None:
     """Raise if masses have the labels of a pandas table in another order: masses are matched by place.
 
-    The labels of a and b are those of the rows and columns of M, or of the points x and y.
+    a and b share their labels with the rows and the columns of M, or with the points x and y.
     """
     if "M" in given:
         tables = [(given["M"], "M", "index"), (given["M"], "M", "columns")]

@@ -70,10 +70,10 @@ def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
         backend = pick(given["backend"], M, a, b)
         words = {name: given[name] for name in ("scale_cost", "scale_mass")}
         cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", backend, ranks, **words)
-        if given["scale_mass"] is False:
-            return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
         a = as_weight(a, cost.shape[0], "a", backend, ranks)
         b = as_weight(b, cost.shape[1], "b", backend)
+        if given["scale_mass"] is False:
+            return scaled(solve, given, [cost], ranks, (a, b))  # type: ignore[no-any-return]
         return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
 
 
@@ -135,11 +135,12 @@ def solve(
         Entropic regularisation, and marginal penalty of the rows and of the columns, in units of M; inf is the balanced
         constraint. With ``penalty="range"`` reg_m is the relative slack of the marginals. There is no default, because
         no number suits all units of M; 1 is a good reg_m where the median of M is 1.
-    scale_cost : {"median", "mean", "max"}, optional
+    scale_cost : {"median", "mean", "std", "max", "weighted_median", "weighted_mean"}, optional
         Take reg and reg_m (but not the slack of a "range") in units of this statistic of the finite costs; its value is
-        ``result.scale_cost``. M, values and potentials keep their units. Every pair counts once, whatever its masses:
-        merging equal points changes the median and the mean. For more than 2^22 costs the statistic comes from some
-        rows, drawn with one seed; for a sparse M from the stored costs; over ranks from the whole M.
+        ``result.scale_cost``. M, values and potentials keep their units. In a weighted statistic the pair (i, j) counts
+        a_i b_j, so that merging equal points changes nothing; in the others every pair counts once. For more
+        than 2^22 costs the statistic comes from some rows, drawn with one seed; for a sparse M from the stored costs;
+        over ranks from the whole M.
     scale_mass : bool
         Divide a and b by ``sqrt(sum(a) sum(b))``, so that the unit of mass does not change the answer. The plan, its
         marginals and the values are in the new unit: multiply them by the divisor, ``result.scale_mass``.

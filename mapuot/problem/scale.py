@@ -14,25 +14,54 @@ from .cost import cost_of
 from .validate import as_choice, as_pair, as_penalties, as_positive
 
 SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "std": np.std, "max": np.max}
+TIED = 1e-12  # relative: cumulative weights nearer to a half than this reach it exactly
+
+
+def weighted_median(values: F64, weights: F64) -> float:
+    """Return the value that half of the weight does not exceed; the mean of two values if exactly half lies below."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    half = 0.5 * reached[-1]
+    middle = np.searchsorted(reached, [half * (1 - TIED), half * (1 + TIED)])
+    return float(values[order[middle]].mean())
+
+
+def weighted_mean(values: F64, weights: F64) -> float:
+    return float(values @ (weights / weights.sum()))
+
+
+# statistics that count a pair as a_i b_j, for functions of one problem
+WEIGHTED: dict[str, Any] = {"weighted_median": weighted_median, "weighted_mean": weighted_mean}
 ALL = 1 << 22  # up to so many costs are all read
 ROWS = 16  # at least so many rows are read of larger costs
 
 
-def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
-    """Return finite costs of this rank: all stored ones, all of at most ``most``, or the costs of some rows."""
+def some_costs(cost: Any, most: int, ranks: Ranks, masses: tuple[F64, F64] | None = None) -> tuple[F64, F64]:
+    """Return finite costs of this rank, and the weights of their pairs: a_i b_j, or True without ``masses``.
+
+    The costs are all stored ones, all of at most ``most``, or the costs of some rows.
+    """
     m, n = cost.shape
     total = int(ranks.sum(m))
     before = ranks.before(m)
     if cost.operator == "pairs":
         found = np.asarray(host(cost.data), np.float64)
     elif total * n <= most:
+        rows = np.arange(m)
         found = np.ravel(np.asarray(host(cost.read(0, m)), np.float64))
     else:
         drawn = np.random.default_rng(0).choice(total, min(total, max(ROWS, most // n)), replace=False) - before
-        rows = np.sort(drawn[(drawn >= 0) & (drawn < m)]).tolist()
-        parts = (np.ravel(np.asarray(host(cost.read(i, i + 1)), np.float64)) for i in rows)
+        rows = np.sort(drawn[(drawn >= 0) & (drawn < m)])
+        parts = (np.ravel(np.asarray(host(cost.read(i, i + 1)), np.float64)) for i in rows.tolist())
         found = np.concatenate([np.empty(0), *parts])
-    return found[np.isfinite(found)]
+    finite = np.isfinite(found)
+    if masses is None:
+        weights: Any = finite
+    elif cost.operator == "pairs":
+        weights = np.repeat(masses[0], np.diff(cost.start)) * masses[1][cost.column]
+    else:
+        weights = np.outer(masses[0][rows], masses[1]).ravel()
+    return found[finite], weights[finite]
 
 
 def matrices_of(cost: Any) -> list[Any]:
@@ -43,11 +72,19 @@ def matrices_of(cost: Any) -> list[Any]:
     return [cost.of(int(i)) for i in np.random.default_rng(0).permutation(len(cost))[:few]]
 
 
-def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
-    name = as_choice(how, "scale_cost", SCALES)
-    found = np.concatenate([some_costs(cost_of(one), ALL // len(costs), ranks) for one in costs])
-    found = np.concatenate(ranks.all(found))
-    return as_positive(float(SCALES[name](found)) if found.size else 0.0, f"the {name} of the costs")
+def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: tuple[F64, F64] | None = None) -> float:
+    """Return this statistic of the finite costs; with the ``masses`` a and b of one problem also one of WEIGHTED."""
+    name = as_choice(how, "scale_cost", SCALES if masses is None else [*SCALES, *WEIGHTED])
+    known = masses if name in WEIGHTED else None
+    own = [some_costs(cost_of(one), ALL // len(costs), ranks, known) for one in costs]
+    found, weights = (np.concatenate(ranks.all(np.concatenate(parts))) for parts in zip(*own, strict=True))
+    if not weights.any():
+        scale = 0.0
+    elif name in WEIGHTED:
+        scale = WEIGHTED[name](found, weights)
+    else:
+        scale = SCALES[name](found)
+    return as_positive(float(scale), f"the {name} of the costs")
 
 
 def problems_of(cost: Any) -> list[Any]:
@@ -60,10 +97,14 @@ def scales_of(cost: Any, how: Any) -> F64:
     return np.array([scale_of([one], how) for one in problems_of(cost)])
 
 
-def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE) -> Any:
+def scaled(
+    function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE,
+    masses: tuple[F64, F64] | None = None,
+) -> Any:  # fmt: skip
     """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible.
 
-    With ``scale_each`` and the costs of several problems, each problem has its own unit.
+    ``masses``: a and b of a function of one problem. With ``scale_each`` and the costs of several problems, each
+    problem has its own unit.
     """
     how = given["scale_cost"]
     given = dict(given)
@@ -74,7 +115,7 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
         if hasattr(found, "scale_cost"):
             vars(found)["scale_cost"] = each
         return found
-    scale = scale_of(costs, how, ranks)
+    scale = scale_of(costs, how, ranks, masses)
     reg_m = given["reg_m"]
     kinds = as_penalties(given.get("penalty", "kl"))
     if "range" in kinds:

@@ -225,6 +225,36 @@ def test_every_call_that_takes_reg_takes_scale_cost(costs, call, how):
         assert found[0].scale_cost == found.scale_cost
 
 
+@pytest.mark.parametrize("how", ["median", "mean"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "points"])
+def test_weighted_scales_do_not_see_merged_points(how, kind):
+    """Points with counts have the scale of the points one by one."""
+    rng = np.random.default_rng(3)
+    x, y = rng.random((9, 2)), rng.random((8, 2))
+    counts, others = rng.integers(1, 5, 9), rng.integers(1, 5, 8)
+
+    def cost(x, y):
+        M = ((x[:, None] - y) ** 2).sum(-1)
+        return {"dense": M, "sparse": sparse.csr_array(M * (M > 0.05)), "points": mapuot.PointCloud(x, y)}[kind]
+
+    numbers = {"reg": 0.1, "reg_m": 1.0}
+    merged = mapuot.solve(cost(x, y), counts / 20, others / 20, scale_cost=f"weighted_{how}", **numbers)
+    one_by_one = mapuot.solve(cost(x.repeat(counts, 0), y.repeat(others, 0)), scale_cost=how, **numbers)
+    assert merged.scale_cost == pytest.approx(one_by_one.scale_cost, rel=1e-12)
+    alike = mapuot.solve(cost(x, y), scale_cost=f"weighted_{how}", **numbers)
+    assert alike.scale_cost == pytest.approx(mapuot.solve(cost(x, y), scale_cost=how, **numbers).scale_cost, rel=1e-12)
+    assert merged.scale_cost != pytest.approx(alike.scale_cost, rel=1e-3)
+
+
+def test_weighted_scales_of_some_rows_weigh_the_rows_read():
+    """Of more costs than are read, rows are drawn; a row without mass counts nothing."""
+    x = np.random.default_rng(1).random((2500, 2))
+    a = np.where(np.arange(2500) < 1250, 1 / 1250, 0.0)
+    x[1250:] += 10
+    result = mapuot.solve(mapuot.PointCloud(x, x[:1250]), a, reg=1.0, reg_m=1.0, scale_cost="weighted_median")
+    assert result.scale_cost == pytest.approx(np.median(((x[:1250, None] - x[:1250]) ** 2).sum(-1)), rel=0.03)
+
+
 def test_ranges_have_no_scale():
     found = mapuot.solve(COSTS["dense"], reg=0.1, reg_m=(1.0, 0.2), penalty=("kl", "range"), scale_cost="max")
     assert np.abs(found.col_marginal * 40 - 1).max() < 0.2 + 1e-5

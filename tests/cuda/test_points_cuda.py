@@ -202,7 +202,7 @@ def test_a_matrix_of_products_errs_by_what_is_told(monkeypatch, d, far, outlier)
 
 @pytest.mark.parametrize(("d", "most_terms"), [(3, 0), (20, 0), (20, 1 << 20)])
 def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_terms):
-    """The host launches two or three kernels beside those of the matrix, reads no point, and the pairs once."""
+    """The host launches two or three kernels more than for the matrix, reads no point, and the pairs once."""
     monkeypatch.setattr(arrays, "MANY_TERMS", most_terms)
     x, y = (cp.asarray(z.astype(np.float32)) for z in clouds(50, 40, d)[:2])
     words = {"reg": 0.05 * d, "reg_m": 1.0 * d}

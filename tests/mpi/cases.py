@@ -82,7 +82,7 @@ def case_scale_of_the_costs(job):
     for kind, M in wholes.items():
         i0, i1 = job.bounds(M.shape[0], "even" if kind == "points" else "uneven")
         own = mapuot.PointCloud(x[i0:i1], y) if kind == "points" else M[i0:i1]
-        for how in ("median", "mean", "max"):
+        for how in ("median", "mean", "max", "weighted_median"):
             numbers = {"reg": 0.2, "reg_m": 1.0, "scale_cost": how, "max_passes": 3}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
