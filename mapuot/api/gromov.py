@@ -11,15 +11,14 @@ from numpy.typing import ArrayLike
 
 from ..annotations import MarginalPenalty
 from ..backends import pick
-from ..errors import shown
 from ..problem import validate
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
-from ..spaces.bound import MOST_SOLVES, GlobalBound
-from ..spaces.distances import KINDS, Space
-from ..spaces.starts import starts
-from ..spaces.steps import GromovResult, best_of, descend
+from ..spaces.bound import bounded
+from ..spaces.distances import prepare, spaces_of
+from ..spaces.steps import GromovResult, Limits
 from ..spaces.task import Task, as_features
+from ..spaces.true import best_answer
 from ..status import Words, not_converged, warn_not_converged
 from ..synonyms import hinted
 
@@ -37,6 +36,8 @@ def gromov(
     reg_m: MarginalPenalty,
     scale_cost: str | None = None,
     metric: Any = "sqeuclidean",
+    power: float = 1.0,
+    landmarks: int = 48,
     features: ArrayLike | None = None,
     alpha: float = 0.5,
     init: Any = "auto",
@@ -58,8 +59,7 @@ def gromov(
     Parameters
     ----------
     X, Y : (m, d), (n, e) arrays, or (m, m), (n, n) arrays or matrices of scipy.sparse
-        Points; their squared Euclidean distances are never formed as a matrix. With ``metric="precomputed"``:
-        distances, symmetric up to the rounding of their dtype; entries that a sparse matrix does not store are 0.
+        Points, distances or graphs, by ``metric``.
     a, b, reg_m
         As in `solve`; reg_m in units of reg, one number for each side.
     reg : float
@@ -71,7 +71,21 @@ def gromov(
         Take reg and reg_m in units of this statistic of the first step's costs. They are
         ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and half of the features' costs. ``result.scale_cost`` has the
         value.
-    metric : {"sqeuclidean", "precomputed"} or a pair of them
+    metric : {"sqeuclidean", "euclidean", "geodesic", "precomputed"} or a pair of them
+        - "sqeuclidean": X has points; their squared distances are never formed as a matrix.
+        - "euclidean": X has points with the distances ``|x_i - x_k|^power``.
+        - "geodesic": X has the lengths of the edges of a connected graph, and the distances are the lengths of shortest
+          paths to this power. Pairs that a sparse matrix does not store, or zeros of a dense one, are no edges.
+        - "precomputed": X has distances, symmetric up to the rounding of their dtype; entries that a sparse matrix does
+          not store are 0.
+    power : float
+        For "euclidean" and "geodesic", in (0, 2].
+    landmarks : int
+        For "euclidean" and "geodesic" between more than 2000 points: number of points to which all distances are taken.
+        They give ``landmarks - 1`` coordinates and approximate distances. First steps have these distances. For
+        "euclidean" the last steps correct them by products of the true distances, which form a block at a time;
+        ``value_error`` of the answer bounds the error that remains in its value. Up to 2000 points, or beside
+        "precomputed", all distances are formed.
     features : pair of (m, k) and (n, k) arrays, or (m, n) array, optional
         Features that both spaces share: points (F is their squared distances), or the costs F.
     alpha : float
@@ -125,18 +139,15 @@ def gromov(
     >>> result.settled, bool((order[result.top_k(1)[0][:, 0]] == np.arange(60)).mean() > 0.95)
     (True, True)
     """
-    kinds = metric if isinstance(metric, tuple) else (metric, metric)
-    if len(kinds) != 2:
-        raise ValueError(f"metric must be one of {[*KINDS]} or a pair of them, got {shown(metric)}")
-    both = zip((X, Y), (validate.as_choice(kind, "metric", KINDS) for kind in kinds), "XY", strict=True)
-    spaces = [Space(*each) for each in both]
     given = options.keys() - set(OPTIONS)
     if given:
         raise TypeError(f"options must be of {OPTIONS}, got {sorted(given)}")
+    spaces = spaces_of((X, Y), metric, power, options.get("backend", "auto"))
     reg, tol = as_positive(reg, "reg", wanted=">= 0 and finite", least=0.0), as_positive(tol, "tol")
     max_iter = validate.as_count(max_iter, "max_iter")
     low, high = (validate.as_rho(x, f"reg_m[{k}]") for k, x in enumerate(validate.as_pair(reg_m, "reg_m")))
     a, b = (validate.as_weight(w, z.count, name, pick("cpu")) for w, z, name in zip((a, b), spaces, "ab", strict=True))
+    prepare(spaces, (a, b), validate.as_count(landmarks, "landmarks", least=2))
     features = as_features(features, spaces[0].count, spaces[1].count)
     alpha = 1.0 if features is None else validate.as_float(alpha, "alpha")
     if not 0 < alpha <= 1:
@@ -147,20 +158,10 @@ def gromov(
         scale = scale_of([task.usual_cost()], scale_cost)
         task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha)
     inner_tol = as_positive(inner_tol, "inner_tol")
-    found = []
-    for plan, some in starts(task, init, options):
-        found.append(descend(task, plan, max_iter, tol, inner_tol, options, some is None))
-        found[-1].coarse = some
-    best = best_of(found)
+    limits = Limits(max_iter, tol, inner_tol)
+    best = best_answer(task, init, limits, options)
     if bound_tol is not None:
-        search = GlobalBound(task, options)
-        bound = search.run(best.value, as_positive(bound_tol, "bound_tol"))
-        found.append(descend(task, task.given(search.best_plan()), max_iter, tol, inner_tol, options))
-        best = best_of(found)
-        best.lower_bound = bound
-        if bound < best.value - bound_tol * abs(best.value):
-            share = (best.value - bound) / abs(best.value)
-            warn_not_converged(f"gromov: lower_bound is {100 * share:.2g} % below the value after {MOST_SOLVES} solves")
+        best = bounded(task, best, as_positive(bound_tol, "bound_tol"), limits, options)
     best.scale_cost = scale
     if not best.converged:
         warn_not_converged("gromov, the last step: " + not_converged(best, inner_tol, words=Words(tol="inner_tol")))

@@ -27,6 +27,8 @@ import numpy as np
 from ..api.batch import solve_batch
 from ..errors import muted
 from ..penalties import F64
+from ..status import warn_not_converged
+from .steps import GromovResult, Limits, best_of, descend
 from .task import Task
 
 MOST_COORDINATES = 4  # of G: a box has 2^4 corners, and a bound of 1 % takes some thousand solves
@@ -168,9 +170,24 @@ class GlobalBound:
         return self.constant + best - ROUNDING * (abs(self.constant) + abs(best))
 
 
+def bounded(task: Task, best: GromovResult, bound_tol: float, limits: Limits, options: dict[str, Any]) -> GromovResult:
+    """Return the better of an answer and the answer from the search's best plan, with ``lower_bound``."""
+    search = GlobalBound(task, options)
+    bound = search.run(best.value, bound_tol)
+    other = descend(task, task.given(search.best_plan()), limits, options)
+    values = [*best.values, other.value]
+    best = best_of([best, other])
+    best.values = values
+    best.lower_bound = bound
+    if bound < best.value - bound_tol * abs(best.value):
+        share = (best.value - bound) / abs(best.value)
+        warn_not_converged(f"gromov: lower_bound is {100 * share:.2g} % below the value after {MOST_SOLVES} solves")
+    return best
+
+
 def check(task: Task) -> None:
     """Raise unless the bound applies to the problem."""
-    if task.X.phi is None or task.Y.phi is None:
+    if not (task.X.has_points and task.Y.has_points):
         raise NotImplementedError("bound_tol is for metric 'sqeuclidean' on both sides")
     if any(rho < math.inf for rho in task.rho) or not task.reg:
         raise NotImplementedError("bound_tol is for reg_m = inf on both sides, and a positive reg")

@@ -1,34 +1,51 @@
-"""The distances within one space, as points or as a matrix, with the products that a Gromov-Wasserstein step needs."""
+"""The distances within one space, as points, coordinates or a matrix, with the products that a step needs."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 
+from ..errors import shown
 from ..penalties import F64
 from ..problem import validate
 from ..problem.points import as_points
 from ..problem.sparse import is_sparse
 from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
+from .embedding import SAMPLED, GraphDistances, PointDistances, factor
 
-KINDS = ("sqeuclidean", "precomputed")
+KINDS = ("sqeuclidean", "euclidean", "geodesic", "precomputed")
+FORMED = 2000  # up to so many points "euclidean" and "geodesic" form their matrix
 TINY, HUGE = 1e-150, 1e150  # bounds on distances; their squares, and sums of these, are within float64
+ROUNDING = 2.0**-46  # relative rounding of the terms of a misfit
 
 
 class Space:
     """The distances X (m, m) within one space, as points or as a matrix.
 
     Points have X = phi J phi^T: phi has the rows (|x|^2, 1, x), and J maps (q, 1, x) to (1, q, -2 x). A step then needs
-    only the moments phi^T P of a plan P ("folded"). With a matrix, a step needs P itself.
+    only the moments phi^T P of a plan P ("folded"). With a matrix, a step needs P itself. After `embed`, phi has the
+    rows (q, 1, L) of embedding.py, and X is approximate; ``distances`` has the true ones.
     """
 
     phi: Any = None  # (m, d + 2) for points, None for a matrix
     matrix: Any = None
+    distances: Any = None  # the true ones, if phi has coordinates of `factor`
+    has_points = False  # whether phi has the user's points
 
-    def __init__(self, given: Any, kind: str, name: str) -> None:
+    def __init__(self, given: Any, kind: str, name: str, power: float = 1.0, backend: str = "auto") -> None:
+        if kind in ("euclidean", "geodesic"):
+            if kind == "euclidean":
+                self.distances = PointDistances(given, name, power, backend)
+            else:
+                self.distances = GraphDistances(given, name, power)
+            self.count = self.distances.count
+            check_powers(self.distances.column(0), f"{name} must have points whose distances", "a square of a distance")
+            return
         if kind == "sqeuclidean":
+            self.has_points = True
             points = np.asarray(as_points(given, name), np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
                 x = points - points.mean(0)
@@ -53,10 +70,54 @@ class Space:
             distances = self.matrix
         check_powers(distances, f"{name} must have distances that", "a square")
 
+    def form(self) -> None:
+        """Form the matrix of the distances."""
+        self.matrix = self.distances.matrix()
+        self.distances = None
+
+    def embed(self, w: F64, landmarks: int) -> None:
+        """Find coordinates, given the masses w of the points."""
+        q, L = factor(self.distances, w, landmarks)
+        middle = w @ L / w.sum()
+        self.phi = np.column_stack([q - 2 * L @ middle + middle @ middle, np.ones(self.count), L - middle])
+
+    def finer(self, w: F64, times: int) -> Space:
+        """Return the space with ``times`` as many landmarks, if they approximate distances within a bound."""
+        if not self.is_bounded:
+            return self
+        found = copy.copy(self)
+        found.embed(w, times * (self.phi.shape[1] - 1))
+        return found
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether phi approximates distances of negative type, and products with these are at hand."""
+        return isinstance(self.distances, PointDistances)
+
+    def misfit(self, w: F64) -> tuple[float, float]:
+        """Return sum_ik w_i w_k (X_ik - D_ik)^2 and sum_ik w_i w_k D_ik^2 for the true D; from some rows of geodesics.
+
+        The first sum is rounded up.
+        """
+        if self.distances is None:
+            return 0.0, float(w @ self.square_means(w))
+        if not self.is_bounded:
+            chosen = np.random.default_rng(0).choice(self.count, SAMPLED, p=w / w.sum())
+            true = self.distances.columns(chosen)
+            X = self.phi[chosen] @ self.times(self.phi.T)
+            means = [float(w.sum() * (z**2 @ w).mean()) for z in (X - true, true)]
+            return means[0], means[1]
+        products = self.distances.times(w[:, None] * self.phi)
+        cross = float(w @ (self.times(self.phi.T).T * products).sum(1))
+        own = float(w @ self.square_means(w))
+        true = float(w @ self.distances.square_means(w))
+        return max(0.0, own - 2 * cross + true) + ROUNDING * (own + 2 * abs(cross) + true), true
+
     def restrict(self, chosen: Any) -> Space:
         """Return the space of the chosen points; their coordinates are not centred again."""
         one = object.__new__(Space)
         one.count = len(chosen)
+        one.has_points = self.has_points
         if self.matrix is None:
             one.phi = self.phi[chosen]
         else:
@@ -104,6 +165,31 @@ class Space:
         W = other.times(A.T).T
         x = self.phi[:, 2:]
         return np.asarray(x * (W @ A.sum(0))[:, None] - W @ (A.T @ x))
+
+
+def spaces_of(given: Any, metric: Any, power: Any, backend: str) -> list[Space]:
+    """Check a metric, or a pair of them, and its power, and return both spaces."""
+    kinds = metric if isinstance(metric, tuple) else (metric, metric)
+    if len(kinds) != 2:
+        raise ValueError(f"metric must be one of {[*KINDS]} or a pair of them, got {shown(metric)}")
+    names = [validate.as_choice(kind, "metric", KINDS) for kind in kinds]
+    power = validate.as_positive(power, "power")
+    if power > 2:
+        raise ValueError(f"power must be in (0, 2], got {shown(power)}")
+    return [Space(x, kind, name, power, backend) for x, kind, name in zip(given, names, "XY", strict=True)]
+
+
+def prepare(spaces: list[Space], masses: tuple[F64, F64], landmarks: int) -> None:
+    """Form the matrices of true distances, or find coordinates if a space has more than FORMED points."""
+    unformed = [space.count for space in spaces if space.distances is not None]
+    embeds = max(unformed, default=0) > FORMED and all(space.matrix is None for space in spaces)
+    for space, w in zip(spaces, masses, strict=True):
+        if space.distances is None:
+            continue
+        if embeds:
+            space.embed(w, landmarks)
+        else:
+            space.form()
 
 
 def check_powers(distances: Any, what: str, unit: str) -> None:

@@ -14,13 +14,13 @@ from ..penalties import F64
 from ..problem import validate
 from ..problem.clouds import PointCloud
 from .distances import Space
-from .steps import LOOSE, GromovResult, best_of, descend
+from .steps import LOOSE, GromovResult, Limits, best_of, descend
 from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"
 SOME = 500  # points of each space in the problem of a coarse start
-COARSE = 40, 1e-2, 1e-3  # of a coarse start: most steps, tol, inner_tol
-FIRST = 5, 1e-2, 1e-2  # of each direction of the axes: most steps, tol, inner_tol
+COARSE = Limits(40, 1e-2, 1e-3)  # of a coarse start
+FIRST = Limits(5, 1e-2, 1e-2)  # of each direction of the axes
 SIGNS = 8  # most combinations of directions of the axes that are tried
 LEVELS = 64  # number of quantiles of a row of distances
 NOISE = 0.3  # standard deviation of the logarithm of a noisy plan's entries
@@ -57,7 +57,9 @@ def usual(task: Task) -> list[str]:
     if task.X.phi is not None and task.Y.phi is not None:
         if many:
             return ["coarse"]
-        return ["independent", "axes"]
+        if task.X.has_points and task.Y.has_points:
+            return ["independent", "axes"]
+        return ["independent", "axes", "rows"]
     if many:
         return ["independent", "rows"]
     return ["independent", "rows", "noise"]
@@ -68,7 +70,7 @@ def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResul
     rows, a = drawn(task.a)
     cols, b = drawn(task.b)
     part = task.restrict((rows, a), (cols, b))
-    best = best_of([descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)])
+    best = best_of([descend(part, plan, COARSE, options) for plan, _ in starts(part, "auto", options)])
     return task.lifted(best._plan, rows, cols), best
 
 
@@ -90,7 +92,7 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
     Objectives are compared only after these steps, since outliers turn the axes.
     """
     if task.X.phi is None or task.Y.phi is None:
-        raise ValueError("init must not be 'axes' where a metric is 'precomputed': there are no axes")
+        raise ValueError("init must not be 'axes' where distances are a matrix: there are no axes")
     clouds = []
     for space, w in ((task.X, task.a), (task.Y, task.b)):
         x = space.phi[:, 2:]
@@ -107,7 +109,7 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         signs = np.where((flips >> np.arange(k)) & 1, -1.0, 1.0)
         result = between(task, x * signs, y, scale, options)
         if result.mass > 0:
-            found.append(descend(task, task.fitted(task.answer(result)), *FIRST, options))
+            found.append(descend(task, task.fitted(task.answer(result)), FIRST, options))
     if found:
         return [best_of(found)._plan]
     return []

@@ -36,6 +36,20 @@ class Step(NamedTuple):
     n_passes: int
 
 
+class Limits(NamedTuple):
+    """Largest number of steps, the change that ends them, and ``tol`` of the last inner solve."""
+
+    max_iter: int
+    tol: float
+    inner_tol: float
+
+    def next_inner_tol(self, change: float, last: float) -> float:
+        """Return ``tol`` of the next inner solve, given the last one and the change of the plan since."""
+        if change <= self.tol:
+            return self.inner_tol
+        return max(self.inner_tol, min(last, SHARE * change))
+
+
 class GromovResult(Result):
     """Answer of `gromov`: the `Result` of the last inner problem, with the value of the outer problem.
 
@@ -58,6 +72,13 @@ class GromovResult(Result):
         Final objectives of all starts; the answer has the least of them.
     settled : bool
         Whether the last change was at most ``tol``.
+    value_error : float
+        Bound on ``value`` less the objective with the true distances, at the plan, which is not negative. It is 0 where
+        steps have all distances. It is positive where both spaces are approximated by coordinates (metric "euclidean",
+        more than 2000 points), and inf for geodesics between more than 2000 points.
+    misfit : (float, float)
+        Root mean square of the error of such coordinates' distances, over the root mean square of the distances, in X
+        and in Y; ``value`` has 8 times as many landmarks as the steps. For geodesics it is measured at 32 points.
     lower_bound : float or None
         Certified lower bound on the objective of every plan, if ``bound_tol`` asks for it.
     is_independent : bool
@@ -89,6 +110,8 @@ class GromovResult(Result):
     settled: bool
     coarse: GromovResult | None = None
     lower_bound: float | None = None
+    value_error: float = 0.0
+    misfit: tuple[float, float] = (0.0, 0.0)
     _task: Task
     _plan: Plan
 
@@ -107,7 +130,7 @@ class GromovResult(Result):
         task = self._task
         plan = self._plan
         X, Y = task.X, task.Y
-        if X.phi is None or Y.phi is None:
+        if not (X.has_points and Y.has_points):
             raise NotImplementedError("gradient is for metric 'sqeuclidean' on both sides: distances have no points")
         if not task.reg:
             raise NotImplementedError("gradient is for a positive reg")
@@ -138,9 +161,7 @@ class GromovResult(Result):
         return f"<mapuot.GromovResult {m}x{n} {state}{place} after {len(self.steps)} steps, value {self.value:.6g}>"
 
 
-def descend(
-    task: Task, plan: Plan, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any], known: bool = True
-) -> GromovResult:
+def descend(task: Task, plan: Plan, limits: Limits, options: dict[str, Any], known: bool = True) -> GromovResult:
     """Take steps until the plan settles; not ``known``: the first plan is lifted, and its change is not measured."""
     steps: list[Step] = []
     trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
@@ -152,13 +173,13 @@ def descend(
     least = math.inf
     rest = 0
     settled = False
-    while len(steps) < max_iter and not settled:
+    while len(steps) < limits.max_iter and not settled:
         cost = task.cost(plan)
         reg = task.step_reg(len(steps)) * plan.mass
         reg_m = tuple(rho * plan.mass for rho in task.rho)
         posed = cost
         if near is not None:
-            posed = cost.plus(near[0], reg / near[1], task.left_varies)
+            posed = cost.plus(near[0], reg / near[1])
         start = start and (start[0] / reg, start[1] / reg)
         with muted():  # warnings are muted: only the certificate of the last step counts
             result = solve(posed.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
@@ -168,14 +189,13 @@ def descend(
             start = 0.0 * task.a, 0.0 * task.b
         begun = plan
         plan = task.answer(result)
-        moved = math.inf
+        change = math.inf
         if (known or steps) and left is None:
-            moved = task.distance(begun, cost, result, plan.mass, near is not None)
-        change = moved / plan.mass
+            change = task.distance(begun, cost, result, plan.mass, near is not None) / plan.mass
         parts = task.parts(plan)
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
-        settled = change <= tol and close <= inner_tol
-        close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
+        settled = change <= limits.tol and close <= limits.inner_tol
+        close = limits.next_inner_tol(change, close)
         log = mass_correction(task, begun, plan, is_first=len(steps) == 1)
         plan = plan.scaled(log)
         near = None if task.reg else (posed.of_plan(result, log), reg)

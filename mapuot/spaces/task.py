@@ -171,10 +171,15 @@ class Task:
         else:
             cross = np.asarray(whole, np.float64)
             shared = P.apply(g) if g.size else f
-        features = float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
-        if self.F is not None:
-            features += float((whole * self.F).sum())
+        features = self.feature_cost(r, s, shared, whole)
         return self.plan_of_moments(r, s, cross, features, *zip(*terms, strict=True))
+
+    def feature_cost(self, r: F64, s: F64, shared: F64, whole: Any) -> float:
+        """Return <P, F>; ``shared``: P g; ``whole``: P if the features are given as a matrix F."""
+        f, g = self.f, self.g
+        if self.F is not None:
+            return float((whole * self.F).sum())
+        return float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
 
     @property
     def usual_mass(self) -> float:
@@ -309,32 +314,34 @@ class Task:
         X, Y = self.X.phi, self.Y.phi
         return Y is not None and (X is None or X.shape[1] > Y.shape[1])
 
+    def factors(self, plan: Plan) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
+        """Return (B, C) and (V, U) with X P Y = B V^T + U C^T; B and C are the same for all plans.
+
+        Return no columns if both spaces are given as matrices: `cost` then takes X P Y itself.
+        """
+        X, Y, G = self.X.phi, self.Y.phi, plan.moved
+        left = np.empty((self.X.count, 0))
+        right = np.empty((self.Y.count, 0))
+        if X is None and Y is None:
+            return (left, right), (right, left)
+        if self.left_varies:
+            return (left, Y), (right, G if X is None else X @ G)
+        return (X, right), (G.T if Y is None else Y @ G.T, left)
+
     def cost(self, plan: Plan) -> StepCost:
-        X, Y, alpha, G = self.X, self.Y, self.alpha, plan.moved
-        r = alpha * plan.rows + self.constant(plan)
-        c = alpha * plan.cols
+        alpha = self.alpha
+        f, g = self.f, self.g
         half = 0.5 * (1 - alpha)
         M = None if self.F is None else half * self.F
-        if X.phi is None and Y.phi is None:
-            if M is None:
-                M = -2 * alpha * G
-            else:
-                M = M - 2 * alpha * G
-            left = np.empty((X.count, 0))
-            right = np.empty((Y.count, 0))
-        elif not self.left_varies:
-            left = X.phi
-            if Y.phi is None:
-                right = G.T
-            else:
-                right = Y.phi @ G.T
-        else:
-            left = G if X.phi is None else X.phi @ G
-            right = Y.phi
-        f, g = self.f, self.g
-        left = np.hstack([2 * alpha * left, 2 * half * f])
-        right = np.hstack([right, g])
-        return StepCost(r + half * (f**2).sum(1), c + half * (g**2).sum(1), left, right, M)
+        if self.X.phi is None and self.Y.phi is None:
+            structure = -2 * alpha * plan.moved
+            M = structure if M is None else M + structure
+        (B, C), (V, U) = self.factors(plan)
+        fixed = np.hstack([2 * alpha * B, 2 * half * f]), C
+        moving = np.hstack([V, g]), 2 * alpha * U
+        r = alpha * plan.rows + self.constant(plan) + half * (f**2).sum(1)
+        c = alpha * plan.cols + half * (g**2).sum(1)
+        return StepCost(r, c, fixed, moving, M)
 
     def constant(self, plan: Plan) -> float:
         """Return the constant k of a plan's cost; 0 if a hard side fixes the mass."""
@@ -406,27 +413,22 @@ def divergence_terms(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float =
 
 
 class StepCost(NamedTuple):
-    """The cost of a step: r_i + c_j - <left_i, right_j> + M_ij; left or right is the same in all steps."""
+    """The cost of a step: r_i + c_j - <B_i, V_j> - <U_i, C_j> + M_ij; B and C are the same in all steps."""
 
     r: F64
     c: F64
-    left: F64
-    right: F64
+    fixed: tuple[F64, F64]  # B, C
+    moving: tuple[F64, F64]  # V, U
     M: Any
 
-    def plus(self, other: StepCost, share: float, left_varies: bool) -> StepCost:
+    def plus(self, other: StepCost, share: float) -> StepCost:
         """Return this cost plus ``share`` times the cost of another step."""
-        if left_varies:
-            left = self.left + share * other.left
-            right = self.right
-        else:
-            left = self.left
-            right = self.right + share * other.right
         if self.M is None:
             M = None
         else:
             M = self.M + share * other.M
-        return StepCost(self.r + share * other.r, self.c + share * other.c, left, right, M)
+        V, U = (own + share * theirs for own, theirs in zip(self.moving, other.moving, strict=True))
+        return StepCost(self.r + share * other.r, self.c + share * other.c, self.fixed, (V, U), M)
 
     def of_plan(self, result: Result, log: float) -> StepCost:
         """Return -reg log(P / a b^T) for P = exp(log) times the answer; infinite potentials count as 0."""
@@ -435,13 +437,15 @@ class StepCost(NamedTuple):
 
     def posed(self) -> Any:
         """Return M for `solve`: a PointCloud, or an array if the cost has a matrix part."""
+        left = np.hstack([self.fixed[0], self.moving[1]])
+        right = np.hstack([self.moving[0], self.fixed[1]])
         if self.M is not None:
-            return self.r[:, None] + self.c + self.M - self.left @ self.right.T
-        size = [np.sqrt((z**2).mean(0)) for z in (self.left, self.right)]
+            return self.r[:, None] + self.c + self.M - left @ right.T
+        size = [np.sqrt((z**2).mean(0)) for z in (left, right)]
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.sqrt(size[1] / size[0])
         factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
-        return PointCloud(self.left * factor, self.right / factor, "inner", addends=(self.r, self.c))
+        return PointCloud(left * factor, right / factor, "inner", addends=(self.r, self.c))
 
 
 def as_features(value: Any, m: int, n: int) -> Any:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from judge import divergence
 from scipy import sparse
+from scipy.sparse import csgraph
 from scipy.spatial.distance import cdist
 
 import mapuot
-from mapuot.spaces import starts
+from mapuot.spaces import distances, starts
 
 ot = pytest.importorskip("ot")
 SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
@@ -285,8 +286,8 @@ def test_sorted_rows_are_quantiles_by_mass(metric):
     x, _, A, _, a, _ = spaces()
     rows = starts.sorted_rows(starts.Space(x if metric == "sqeuclidean" else A, metric, "X"), a)
     levels = (np.arange(starts.LEVELS) + 0.5) / starts.LEVELS
-    for row, distances in zip(rows, A, strict=True):
-        right = [min(d for d in distances if a[distances <= d].sum() >= level - 1e-12) for level in levels]
+    for row, far in zip(rows, A, strict=True):
+        right = [min(d for d in far if a[far <= d].sum() >= level - 1e-12) for level in levels]
         np.testing.assert_allclose(row, np.array(right) / 8, atol=1e-12)
 
 
@@ -401,12 +402,143 @@ def test_the_search_for_a_bound_improves_a_poor_plan():
 
 def test_the_bound_says_where_it_does_not_apply():
     x = np.random.default_rng(0).random((5, 3))
-    distances = cdist(x, x)
+    D = cdist(x, x)
     cases = [
         (x, {"reg_m": math.inf}, "product up to 4, got 9"),
         (x, {"reg_m": 1.0}, "reg_m = inf"),
-        (distances, {"reg_m": math.inf, "metric": "precomputed"}, "sqeuclidean"),
+        (D, {"reg_m": math.inf, "metric": "precomputed"}, "sqeuclidean"),
     ]
     for space, given, word in cases:
         with pytest.raises(NotImplementedError, match=word):
             mapuot.gromov(space, space, reg=0.1, bound_tol=0.1, **given)
+
+
+def few_landmarks(monkeypatch, most=10):
+    """Embed distances between more than ``most`` points."""
+    monkeypatch.setattr(distances, "FORMED", most)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.7])
+def test_coordinates_of_distances_exceed_them_by_a_positive_semidefinite_matrix(power):
+    x = np.random.default_rng(0).normal(size=(50, 3)) ** 3
+    a = np.random.default_rng(1).random(50)
+    space = distances.Space(x, "euclidean", "X", power)
+    D = cdist(x, x) ** power
+    sizes = []
+    for landmarks in (5, 10, 20, 50):
+        space.embed(a, landmarks)
+        rest = space.rows(0, 50) - D
+        assert np.linalg.eigvalsh(rest).min() >= -1e-9
+        found, whole = space.misfit(a)
+        assert 0 <= found - a @ rest**2 @ a <= 1e-12 * whole
+        assert whole == pytest.approx(a @ D**2 @ a)
+        sizes.append(found)
+        Z = np.random.default_rng(2).normal(size=(50, 4))
+        np.testing.assert_allclose(space.distances.times(Z), D @ Z, rtol=1e-7, atol=1e-7)
+        np.testing.assert_allclose(space.distances.square_means(a), D**2 @ a, rtol=1e-7)
+    assert sizes[1] < 0.6 * sizes[0]
+    assert sizes[-1] <= 1e-12 * whole
+
+
+def objective(A, B, P, a, b, reg, reg_m, F=0.0, alpha=1.0):
+    """Return the objective of `gromov` by its definition."""
+    r, s = P.sum(1), P.sum(0)
+
+    def kl(p, q):
+        return 2 * P.sum() * divergence("kl", p, q, 1.0).sum() + (p.sum() - q.sum()) ** 2
+
+    structure = r @ A**2 @ r + s @ B**2 @ s - 2 * ((A @ P @ B) * P).sum()
+    value = alpha * structure + (1 - alpha) * (F * P).sum() + reg * kl(P, np.outer(a, b))
+    return value + sum(rho * kl(p, q) for rho, p, q in zip(reg_m, (r, s), (a, b), strict=True) if rho < math.inf)
+
+
+@pytest.mark.parametrize("reg_m", [(3.0, 2.0), (math.inf, math.inf), (math.inf, 2.0)])
+@pytest.mark.parametrize("fused", [None, "points", "matrix"])
+def test_few_landmarks_bound_the_objective_at_true_distances(reg_m, fused, monkeypatch):
+    few_landmarks(monkeypatch)
+    x, y, A, B, a, b = spaces(60, 50)
+    A, B = np.sqrt(A), np.sqrt(B)
+    f, g = np.random.default_rng(3).random((60, 2)), np.random.default_rng(4).random((50, 2))
+    F = cdist(f, g, "sqeuclidean")
+    options = {"reg": 0.1, "reg_m": reg_m, "init": "independent", "tol": 1e-5, "inner_tol": 1e-9}
+    if fused:
+        options |= {"features": (f, g) if fused == "points" else F, "alpha": 0.8}
+    alpha = 0.8 if fused else 1.0
+    right = mapuot.gromov(A, B, a, b, metric="precomputed", **options)
+    for landmarks, z in ((60, y), (8, y**2), (20, y)):
+        G = cdist(z, z)
+        if z is y:
+            options["init"] = right
+        found = mapuot.gromov(x, z, a, b, metric="euclidean", landmarks=landmarks, **options)
+        assert found.settled
+        assert found.value == pytest.approx(sum(found.parts), rel=1e-12)
+        true = objective(A, G, found.plan, a, b, 0.1, reg_m, F, alpha)
+        assert found.value - found.value_error - 1e-9 <= true <= found.value + 1e-9
+        if landmarks == 60:
+            assert found.value == pytest.approx(right.value, rel=1e-7)
+            assert found.value_error <= 1e-6
+        else:
+            assert max(found.misfit) < 0.05  # of 64 landmarks, all points
+    assert true <= right.value * 1.01
+    with pytest.raises(NotImplementedError, match="gradient"):
+        found.gradient()
+
+
+@pytest.mark.parametrize("metric", [("euclidean", "sqeuclidean"), ("sqeuclidean", "euclidean")])
+@pytest.mark.parametrize("reg", [0.3, 0.0])
+def test_true_distances_beside_squares_are_exact(metric, reg, monkeypatch):
+    """One space has all its coordinates: products with the true distances of the other leave no error."""
+    few_landmarks(monkeypatch)
+    x, y, A, B, a, b = spaces(40, 35)
+    if metric[0] == "euclidean":
+        A = np.sqrt(A)
+    else:
+        B = np.sqrt(B)
+    options = {"reg": reg, "reg_m": math.inf, "init": "independent", "tol": 1e-5, "inner_tol": 1e-9, "max_iter": 300}
+    found = mapuot.gromov(x, y, a, b, metric=metric, landmarks=30, **options)
+    assert found.value_error <= 1e-9
+    assert found.value == pytest.approx(objective(A, B, found.plan, a, b, reg, (math.inf, math.inf)), rel=1e-9)
+    right = mapuot.gromov(A, B, a, b, metric="precomputed", **options)
+    assert found.value <= right.value * (1 + (1e-6 if reg else 0.05))
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.5])
+def test_few_points_have_the_matrix_of_their_distances(power):
+    x, y, A, B, a, b = spaces()
+    given = {"reg": 0.1, "reg_m": 5.0}
+    found = mapuot.gromov(x, y, a, b, metric="euclidean", power=power, **given)
+    right = mapuot.gromov(A ** (power / 2), B ** (power / 2), a, b, metric="precomputed", **given)
+    assert found.value == pytest.approx(right.value, rel=1e-9)
+    assert (found.value_error, found.misfit) == (0.0, (0.0, 0.0))
+
+
+def test_geodesics_are_shortest_paths_and_landmarks_approximate_them(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.random((70, 2))
+    D = cdist(x, x)
+    edges = sparse.csr_array(np.where(D < 0.4, D, 0.0))
+    near = csgraph.dijkstra(edges, directed=False)
+    given = {"reg": 0.02, "reg_m": math.inf, "init": "rows"}
+    given["a"] = rng.dirichlet(np.ones(70))
+    right = mapuot.gromov(near, near[:40, :40], metric="precomputed", **given)
+    found = mapuot.gromov(edges, near[:40, :40], metric=("geodesic", "precomputed"), **given)
+    assert found.value == pytest.approx(right.value, rel=1e-6)
+    few_landmarks(monkeypatch)
+    line = sparse.diags_array(rng.random(39) + 0.5, offsets=1, shape=(40, 40))
+    line = sparse.csr_array(line + line.T)
+    path = csgraph.dijkstra(line, directed=False)  # of negative type, as every tree
+    errors = []
+    for landmarks in (5, 40):
+        found = mapuot.gromov(edges, line, metric="geodesic", landmarks=landmarks, **given)
+        assert found.value_error == math.inf
+        errors.append(found.misfit)
+    assert max(errors[1]) < 0.05
+    assert errors[1][1] < 1e-6
+    assert min(errors[0]) > 2 * max(errors[1])
+    exact = mapuot.gromov(near, path, metric="precomputed", **given)
+    assert found.value == pytest.approx(exact.value, rel=0.05)
+    apart = sparse.csr_array(np.kron(np.eye(2), np.ones((20, 20))))
+    with pytest.raises(ValueError, match=r"^X must be a connected graph"):
+        mapuot.gromov(apart, line, metric="geodesic", **given)
+    with pytest.raises(ValueError, match=r"^X must have lengths of edges >= 0"):
+        mapuot.gromov(-apart, line, metric="geodesic", **given)

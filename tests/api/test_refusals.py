@@ -544,7 +544,10 @@ FUNCTIONS = {
     "gromov": (mapuot.gromov, {"X": POINTS[:4], "Y": POINTS[4:], "reg": 0.1, "reg_m": 1.0}, {
         V: [("X", " must be a non-empty matrix of points", np.zeros(3)),
             ("metric", "X must be a square matrix of distances", "precomputed"),
-            ("metric", " must be one of", "euclidean", ("sqeuclidean",) * 3),
+            ("metric", " must be one of", "cityblock", ("sqeuclidean",) * 3),
+            ("metric", "X must be a square matrix of lengths of edges", "geodesic"),
+            ({"X": 1e200 * POINTS, "metric": "euclidean"}, "X must have points whose distances have squares within"),
+            ({"metric": "euclidean", "power": 3}, "power must be in (0, 2], got 3"), ("landmarks", " must be", 1),
             ({"X": np.triu(np.ones((4, 4))), "metric": ("precomputed", "sqeuclidean")}, "X must be symmetric for"),
             ({"X": 1e80 * POINTS}, "X must have points whose distances have squares within float64"),
             ({"X": 1e200 * POINTS}, "X must have points whose distances have squares within float64"),

@@ -27,6 +27,7 @@ from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
 from mapuot.route import on_device
 from mapuot.route.options import make_options
+from mapuot.spaces import distances, embedding
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 WIDE = [pytest.param(shape, marks=SLOW) for shape in [(300, 40, 2), (257, 129, 21), (1, 2, 40)]]
@@ -492,6 +493,19 @@ def test_gromov_is_that_of_the_cpu():
     assert there.settled
     assert there.value == pytest.approx(here.value, rel=1e-7)
     np.testing.assert_allclose(there.gradient().x, here.gradient().x, atol=1e-4 * np.abs(here.gradient().x).max())
+
+
+@pytest.mark.parametrize("power", [1.0, 1.4])
+def test_products_with_true_distances_are_made_on_the_device(power, monkeypatch):
+    monkeypatch.setattr(distances, "FORMED", 10)
+    monkeypatch.setattr(embedding, "DEVICE_BLOCK", 150)
+    x, y, a, b = clouds(30, 25, 3)
+    given = {"a": a / a.sum(), "b": b / b.sum(), "reg": 0.05, "reg_m": 0.5, "init": "independent"}
+    given |= {"metric": "euclidean", "power": power, "landmarks": 8}
+    here, there = (mapuot.gromov(x, y, backend=name, **given) for name in ("cpu", "cuda"))
+    assert there.settled
+    assert there.value == pytest.approx(here.value, rel=1e-6)
+    assert there.value_error == pytest.approx(here.value_error, rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("dim", [3, 17])

@@ -1,0 +1,144 @@
+"""Distances in few coordinates: `PointDistances` and `GraphDistances` yield columns, `factor` makes coordinates.
+
+Let point 0 be a base, q_i = D_i0 and K_ij = (q_i + q_j - D_ij) / 2. If D is of negative type, K is positive
+semidefinite (Schoenberg). |x - y|^p is of negative type for 0 < p <= 2. A Cholesky factorization with pivots that ends
+after k columns gives K = L L^T + R, with R positive semidefinite. Hence
+
+    A_ij = q_i + q_j - 2 <L_i, L_j> = D_ij + 2 R_ij.
+
+The pivots are drawn with probabilities R_ii w_i, so that few outliers do not use them up. Geodesics need not be of
+negative type: A then approximates D without a bound. Source: Chen, Epperly, Tropp, Webber: Randomly pivoted Cholesky,
+2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..arrays import arithmetic, host
+from ..backends import pick
+from ..errors import shown
+from ..penalties import F64
+from ..problem.points import as_points
+from ..problem.symmetry import as_symmetric
+from ..problem.validate import check_kind
+
+LEAST_PIVOT = 1e-13  # of the largest distance: below it, pivots are rounding
+BLOCK = 1 << 18  # distances of a block: 2 MiB, which stay in a core's cache
+DEVICE_BLOCK = 1 << 27  # 1 GiB
+SAMPLED = 32  # columns that measure the error of geodesics
+
+
+class PointDistances:
+    """The distances |x_i - x_k|^power between points (m, d); products with them form one block of rows at a time."""
+
+    def __init__(self, given: Any, name: str, power: float, backend: str) -> None:
+        x = np.asarray(as_points(given, name), np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.x = x - x.mean(0)
+            self.squares = (self.x**2).sum(1)
+        self.count = len(x)
+        self.power = power
+        self.backend = backend
+
+    def column(self, k: int) -> F64:
+        return np.asarray(((self.x - self.x[k]) ** 2).sum(1) ** (0.5 * self.power))
+
+    def matrix(self) -> F64:
+        return np.stack([self.column(k) for k in range(self.count)])
+
+    def blocks(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield (i0, i1, the rows i0 to i1 of the distances), on the GPU for backend "cuda"."""
+        xp = arithmetic(pick(self.backend).asarray(np.empty(0)))
+        ones = np.ones(self.count)
+        left = xp.asarray(np.column_stack([self.squares, ones, -2 * self.x]))
+        right = xp.asarray(np.ascontiguousarray(np.column_stack([ones, self.squares, self.x]).T))
+        if xp is np:
+            most = BLOCK
+        else:
+            most = DEVICE_BLOCK
+        step = max(1, most // self.count)
+        for i0 in range(0, self.count, step):
+            i1 = min(i0 + step, self.count)
+            block = xp.asarray(left[i0:i1] @ right)
+            np.maximum(block, 0.0, out=block)
+            np.sqrt(block, out=block)
+            if self.power != 1:
+                block **= self.power
+            block.reshape(-1)[i0 :: self.count + 1] = 0.0  # the diagonal, which products round to 1e-8
+            yield i0, i1, block
+
+    def times(self, Z: F64) -> F64:
+        """Return D Z."""
+        out = np.empty(Z.shape)
+        on_device: Any = None
+        for i0, i1, block in self.blocks():
+            if on_device is None:
+                on_device = arithmetic(block).asarray(Z)
+            out[i0:i1] = host(block @ on_device)
+        return out
+
+    def square_means(self, w: F64) -> F64:
+        """Return sum_k D_ik^2 w_k for every i."""
+        if self.power == 1:
+            first = w @ self.x
+            return np.asarray(self.squares * w.sum() + w @ self.squares - 2 * self.x @ first)
+        out = np.empty(self.count)
+        for i0, i1, block in self.blocks():
+            out[i0:i1] = host(np.square(block) @ arithmetic(block).asarray(w))
+        return out
+
+
+class GraphDistances:
+    """The lengths of shortest paths along the edges of a graph, to a power; ``graph``: lengths of edges, symmetric."""
+
+    def __init__(self, given: Any, name: str, power: float) -> None:
+        from scipy import sparse  # noqa: PLC0415 - on first use
+
+        graph = sparse.csr_array(given)
+        check_kind(graph, name)
+        if graph.shape[0] != graph.shape[1] or 0 in graph.shape:
+            raise ValueError(f"{name} must be a square matrix of lengths of edges, got shape {graph.shape}")
+        self.graph = as_symmetric(graph, name, " for metric 'geodesic'")
+        if self.graph.nnz and self.graph.data.min() < 0:
+            raise ValueError(f"{name} must have lengths of edges >= 0, got {shown(float(self.graph.data.min()))}")
+        self.count = graph.shape[0]
+        self.power = power
+        self.name = name
+
+    def columns(self, chosen: Any) -> F64:
+        """Return the distances from the chosen nodes, (chosen, m)."""
+        from scipy.sparse.csgraph import dijkstra  # noqa: PLC0415 - on first use
+
+        found = np.asarray(dijkstra(self.graph, directed=False, indices=chosen), np.float64)
+        if not np.isfinite(found).all():
+            raise ValueError(f"{self.name} must be a connected graph: between some nodes there is no path")
+        return found**self.power
+
+    def column(self, k: int) -> F64:
+        return np.asarray(self.columns([k])[0])
+
+    def matrix(self) -> F64:
+        found = self.columns(range(self.count))
+        return np.minimum(found, found.T)  # paths of equal length may round differently
+
+
+def factor(distances: Any, w: F64, landmarks: int) -> tuple[F64, F64]:
+    """Return q (m,) and L (m, landmarks - 1) of the module's docstring; columns beyond the rank of K are 0."""
+    rng = np.random.default_rng(0)
+    q = distances.column(0)
+    rest = q.copy()
+    rows = np.zeros((landmarks - 1, distances.count))  # of L^T
+    least = LEAST_PIVOT * float(q.max())
+    for j in range(landmarks - 1):
+        chance = np.where(rest > least, rest * w, 0.0)
+        if not chance.any():
+            break
+        k = int(rng.choice(len(q), p=chance / chance.sum()))
+        column = 0.5 * (q + q[k] - distances.column(k)) - rows[:j, k] @ rows[:j]
+        rows[j] = column / np.sqrt(rest[k])
+        rest -= rows[j] ** 2
+    return q, np.ascontiguousarray(rows.T)

@@ -1,0 +1,149 @@
+"""A problem with true distances between many points: first-order corrections of the distances of an embedding.
+
+With D, G the true distances and their approximations A = Phi J Phi^T, B = Psi J Psi^T by coordinates,
+
+    D P G = A P G + (D - A) P B + (D - A) P (G - B).
+
+The first two terms are products of few columns, Phi J (G P^T Phi)^T and ((D - A) P Psi) J Psi^T. Products of D and G
+with these columns form one block of distances at a time. The steps drop the last term. It belongs to a problem whose
+objective is larger, by 2 alpha <P, (D - A) P (G - B)>. For distances of negative type D - A and G - B are negative
+semidefinite. Hence this excess is not negative, and with
+T = diag(r)^-1/2 P diag(s)^-1/2, which has no singular value above 1, it is at most 2 alpha times the product of the
+norms |diag(r)^1/2 (D - A) diag(r)^1/2| and |diag(s)^1/2 (G - B) diag(s)^1/2| (Frobenius).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..penalties import F64
+from .distances import Space
+from .starts import starts
+from .steps import GromovResult, Limits, best_of, descend
+from .task import Plan, Task
+
+FIRST_TOL = 1e-2  # of steps with approximate distances, if steps with true ones follow
+FINER = 8  # factor of the number of landmarks for the value, whose error falls faster than their number rises
+
+
+class TrueTask(Task):
+    """A `Task` with the true distances of one or both spaces, which have coordinates, too.
+
+    ``cross`` and ``moved`` of a `Plan` have the rows P Psi and then P^T Phi, for the spaces X and Y with true
+    distances, and beside them the rows of the products with these distances.
+    """
+
+    @property
+    def rows_of_x(self) -> int:
+        """Number of the rows of ``cross`` and ``moved`` that belong to X."""
+        if self.X.is_bounded:
+            return len(self.a)
+        return 0
+
+    def plan(self, P: Any, r: F64, s: F64, terms: Any) -> Plan:
+        g = self.g
+        Z = P.apply(np.hstack([g, self.Y.phi]))
+        cross = np.empty((0, self.Y.phi.shape[1]))
+        if self.X.is_bounded:
+            cross = Z[:, g.shape[1] :]
+        if self.Y.is_bounded:
+            V = P.apply_transpose(self.X.phi)
+            cross = np.vstack([cross, V]) if len(cross) else V
+        whole = None if self.F is None else P.plan
+        features = self.feature_cost(r, s, Z[:, : g.shape[1]], whole)
+        return self.plan_of_moments(r, s, cross, features, *zip(*terms, strict=True))
+
+    def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
+        X, Y = self.X, self.Y
+        m = self.rows_of_x
+        moved = np.empty_like(cross)
+        if X.is_bounded:
+            product = X.distances.times(cross[:m])
+            if Y.is_bounded:
+                product -= X.phi @ X.times(X.phi.T @ cross[:m])
+            moved[:m] = Y.times(product.T).T
+        if Y.is_bounded:
+            moved[m:] = X.times(Y.distances.times(cross[m:]).T).T
+        return Plan(r, s, true_square_means(X, r), true_square_means(Y, s), cross, moved, features, *terms)
+
+    def factors(self, plan: Plan) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
+        X, Y = self.X, self.Y
+        m = self.rows_of_x
+        B = U = np.empty((X.count, 0))
+        C = V = np.empty((Y.count, 0))
+        if X.is_bounded:
+            C = Y.phi
+            U = plan.moved[:m]
+        if Y.is_bounded:
+            B = X.phi
+            V = plan.moved[m:]
+        return (B, C), (V, U)
+
+    def vector(self, plan: Plan) -> F64:
+        X, Y = self.X, self.Y
+        if X.is_bounded:
+            folded = X.phi.T @ plan.cross[: X.count]
+        else:
+            folded = plan.cross.T @ Y.phi
+        rows, cols = self.sizes
+        return np.asarray(folded / rows / cols).ravel()
+
+
+def of_task(task: Task, X: Space, Y: Space) -> TrueTask:
+    """Return a task's problem with the true distances of its spaces, given these with any coordinates."""
+    features = task.F
+    if features is None and task.f.size:
+        features = task.f, task.g
+    return TrueTask(X, Y, task.a, task.b, task.reg, task.rho, features, task.alpha)
+
+
+def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) -> GromovResult:
+    """Return the best answer from the starts, and improve it by steps with true distances if they were approximate."""
+    is_rough = task.X.is_bounded or task.Y.is_bounded
+    first = limits
+    if is_rough:
+        first = limits._replace(tol=max(limits.tol, FIRST_TOL), inner_tol=max(limits.inner_tol, FIRST_TOL))
+    found = []
+    for plan, coarse in starts(task, init, options):
+        found.append(descend(task, plan, first, options, coarse is None))
+        found[-1].coarse = coarse
+    best = best_of(found)
+    if is_rough:
+        finer = of_task(task, task.X, task.Y)
+        start = finer.fitted(finer.answer(best))
+        values, coarse = best.values, best.coarse
+        best = descend(finer, start, limits, options)
+        best.values, best.coarse = values, coarse
+    if not (task.X.distances is None and task.Y.distances is None):
+        assess(best)
+    return best
+
+
+def assess(result: GromovResult) -> None:
+    """Set ``value`` and ``parts``, by finer coordinates where distances are true, ``value_error`` and ``misfit``."""
+    task = result._task
+    spaces = task.X, task.Y
+    plan = result._plan
+    if isinstance(task, TrueTask):
+        spaces = spaces[0].finer(plan.r, FINER), spaces[1].finer(plan.s, FINER)
+        task = of_task(task, *spaces)
+        plan = task.answer(result)
+        result.parts = task.parts(plan)
+        result.value = sum(result.parts)
+    found = [space.misfit(w) for space, w in zip(spaces, (plan.r, plan.s), strict=True)]
+    ratios = [math.sqrt(misfit / whole) if whole else 0.0 for misfit, whole in found]
+    result.misfit = ratios[0], ratios[1]
+    if all(space.distances is None or space.is_bounded for space in spaces):
+        result.value_error = 2 * task.alpha * math.sqrt(found[0][0] * found[1][0])
+    else:
+        result.value_error = math.inf
+
+
+def true_square_means(space: Space, w: F64) -> F64:
+    """Return sum_k D_ik^2 w_k for every i."""
+    if space.is_bounded:
+        return np.asarray(space.distances.square_means(w))
+    return space.square_means(w)
