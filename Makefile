@@ -35,7 +35,7 @@ DOORS := da divergence docs jax masks points pot torch wot
 
 # what pyproject.toml declares; the newest is what pip finds
 PYTHON_oldest ?= python3.10
-STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*" "click==8.0.*"
+STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*" "click==8.0.*" "threadpoolctl==3.1.*"
 PYTHON_newest ?= $(firstword $(foreach name,python3.14 python3.13,$(shell command -v $(name))) $(PYTHON))
 
 # zig, from PyPI, compiles the wheels: it has the C libraries of all platforms, so that any machine builds for every other
