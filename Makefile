@@ -189,7 +189,7 @@ lint: .venv/.lint ## ruff, mypy and clang-format, check only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests/api/user_types.py
+	$(BIN)/mypy tests/api/user_types.py tests/api/user_mistakes.py
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 format: .venv/.lint ## rewrite the sources in the house format

@@ -17,7 +17,7 @@ argument.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import pot
 from .answer.batch import BatchResult
@@ -50,11 +50,19 @@ __all__ = [
 DOORS = "da", "flow", "jax", "moscot", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
 
 
-def __getattr__(name: str) -> Any:
-    """Import a door on first use; say where the things of other libraries are."""
-    if name in DOORS:
-        return import_module("." + name, __name__)
-    raise no_such_name(name)
+if TYPE_CHECKING:  # so that checkers of types find unknown names
+    from . import da, flow, wot
+    from . import jax as jax
+    from . import moscot as moscot
+    from . import plot as plot
+    from . import torch as torch
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import a door on first use; say where the things of other libraries are."""
+        if name in DOORS:
+            return import_module("." + name, __name__)
+        raise no_such_name(name)
 
 
 def __dir__() -> list[str]:

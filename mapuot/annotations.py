@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Method = Literal["auto", "translation_invariant", "sinkhorn", "map-uot"]
-Penalty = Literal["kl", "tv", "l2", "range"]
+Penalty = Literal["kl", "balanced", "tv", "l2", "range"]
 Precision = Literal["auto", "float64", "mixed"]
 BackendName = Literal["auto", "cpu", "cuda", "reference"]
 Schedule = Literal["auto", "static"]

@@ -2,13 +2,17 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 import mapuot
 
 DOORS = "pot", "torch", "jax", "da", "flow", "wot", "plot", "report", "files"
+HERE = Path(__file__).resolve().parent
 MOST_ANY = 0.12  # of the named arguments of public functions: their type is Any
 VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
@@ -63,6 +67,17 @@ def test_a_door_lists_its_names(door):
         pytest.skip(str(error))
     assert module.__all__ == sorted(module.__all__)
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_a_checker_of_types_finds_a_users_mistakes():
+    """mypy finds eight of nine mistakes, each marked as an error to ignore; one that is not found fails."""
+    pytest.importorskip("mypy")
+    programs = [HERE / "user_types.py", HERE / "user_mistakes.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *programs], capture_output=True, text=True, check=False, cwd=HERE.parents[1]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert programs[1].read_text(encoding="utf-8").count("# type: ignore") == 8
 
 
 def test_properties_have_docstrings():
