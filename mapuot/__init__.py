@@ -19,6 +19,8 @@ argument.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import threadpoolctl
+
 from . import pot
 from .answer.batch import BatchResult
 from .answer.load import load
@@ -39,6 +41,7 @@ from .problem.clouds import PointCloud
 from .problem.grid import Grid
 from .problem.mask import SeededMask
 from .synonyms import no_such_name
+from .threadpool import ThreadLimit
 
 __version__ = "1.0.0"
 __all__ = [
@@ -47,6 +50,7 @@ __all__ = [
     "barycenter", "certify", "da", "flow", "gromov", "knn_cost", "load", "log_matmul", "multimarginal", "pairwise",
     "path", "pot", "sinkhorn_divergence", "solve", "solve_batch", "solve_sample", "tune", "wot",
 ]  # fmt: skip
+threadpoolctl.register(ThreadLimit)
 DOORS = "da", "flow", "jax", "moscot", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
 
 

@@ -33,7 +33,7 @@ from .problem.kinds import stores_pairs
 from .problem.mask import SeededMask
 from .problem.metrics import METRICS
 from .problem.scale import SCALES, WEIGHTED
-from .processor import core_count, isa
+from .processor import isa, thread_count
 from .ranks import Ranks, join, mpi, own_rows
 from .report import write_report
 from .route.options import METHODS, PRECISIONS, SCHEDULES
@@ -398,7 +398,7 @@ def info_command() -> None:
     lines = {
         "mapuot": f"{__version__} in {Path(__file__).parent}",
         "python": f"{sys.version.split()[0]} in {sys.prefix}", "system": platform.platform(),
-        "processor": processor(), "isa": isa(), "threads": str(core_count()), "caches": caches(), "gpus": gpus(),
+        "processor": processor(), "isa": isa(), "threads": str(thread_count()), "caches": caches(), "gpus": gpus(),
         "mpi": mpi_library(), "environment": environment(),
     }  # fmt: skip
     for name in LIBRARIES:

@@ -1,4 +1,4 @@
-"""Processor: the cores that a process may use, how many threads are worth starting, and the instruction set."""
+"""Processor: the cores that a process may use, how many threads it starts, and the instruction set."""
 
 import functools
 import math
@@ -22,6 +22,26 @@ def core_count() -> int:
     if most < count:
         return max(1, int(most + 0.5))
     return count
+
+
+_limits: list[int] = []  # the limit that threadpoolctl has set, if any
+
+
+def set_thread_limit(count: int | None) -> None:
+    """Let calls without ``threads`` use at most so many threads; None: no limit."""
+    _limits[:] = [] if count is None else [max(1, int(count))]
+
+
+def thread_limit() -> float:
+    """Return the most threads of a call without ``threads``: by OMP_NUM_THREADS and by `set_thread_limit`."""
+    told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
+    asked = [int(told)] if told.isdecimal() and int(told) > 0 else []
+    return min([*_limits, *asked], default=math.inf)
+
+
+def thread_count() -> int:
+    """Return the number of threads of a large call without ``threads``."""
+    return int(min(core_count(), thread_limit()))
 
 
 @functools.cache
@@ -91,7 +111,9 @@ def default_threads(entries: int, share: float | None = None) -> int:
     """Return the threads for a K of ``entries`` entries and ``share`` free cores (default: ``core_count``)."""
     if entries <= SERIAL_ENTRIES:
         return 1
-    return max(1, int((core_count() if share is None else share) + 1e-9))  # a share is a sum of fractions
+    if share is None:
+        return thread_count()
+    return int(min(max(1, int(share + 1e-9)), thread_limit()))  # a share is a sum of fractions
 
 
 def free_memory() -> float:

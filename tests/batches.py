@@ -70,7 +70,7 @@ def values(batch, axis, width, seed=2):
 
 
 def assert_each(found, batch, want, **tolerance):
-    """Each problem's part of an answer is that of the single answer."""
+    """Each problem's part of an answer equals the single answer."""
     assert len(found) == len(batch)
     for i, one in enumerate(batch):
         expected, part = host(want(i, one)), host(found[i])

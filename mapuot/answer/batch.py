@@ -348,7 +348,7 @@ class BatchResult(Answer, Sequence[Result]):
         Parameters
         ----------
         labels : (m,) array, (p, m) array, or list of p arrays (m_i,)
-            Labels of any sortable type: the same for all problems, or those of each.
+            Labels of any sortable type: the same for all problems, or labels for each.
 
         Returns
         -------
@@ -391,13 +391,12 @@ class BatchResult(Answer, Sequence[Result]):
         return bounds_of_batch(self)
 
     def gradient(self) -> Gradient:
-        """Derivatives of the optimal objectives of a `PointCloud` of many clouds by points and masses.
+        """Derivatives of the optimal objectives by masses, and by points or costs.
 
-        They are ``x`` (p, m, d), ``y`` (p, n, d), ``a`` (p, m) and ``b`` (p, n), or lists of one array for each problem
-        if clouds have several sizes. ``error`` has (p,) bounds, as in `Result.gradient`.
+        They are ``a`` (p, m), ``b`` (p, n), of many clouds ``x`` (p, m, d) and ``y`` (p, n, d), of any other M ``M``,
+        the plans (p, m, n), a list for a sparse M. If clouds have several sizes, the first four are lists of one array
+        for each problem. ``error`` has (p,) bounds. See `Result.gradient`.
         """
-        if self.problem.several is None:
-            raise TypeError("gradient needs M to be a PointCloud of many clouds; that of one problem is result[i]'s")
         return slopes.gradient(self)
 
     def plan_sum(self, weights: ArrayLike) -> Any:

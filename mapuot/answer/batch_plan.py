@@ -3,7 +3,7 @@
     P = diag(e^alpha) exp(-M / reg) diag(e^beta),   alpha = log u + log a,   beta = log v + log b,   of each problem
 
 A block holds the exponents of as many problems as a limit of memory allows, (k, m, n). A smaller cloud is padded with
-its last point, whose alpha or beta is -inf. A batch on a sparse matrix or a grid, with a mask or a reference matrix has
+its last point; alpha or beta is -inf there. A batch on a sparse matrix or a grid, with a mask or a reference matrix has
 no blocks, and on a CPU large problems have none: `Result` computes them one by one.
 """
 
@@ -18,11 +18,11 @@ from ..penalties import F64
 from ..problem.clouds import Clouds, is_list
 from ..problem.problem import BatchProblem
 from ..problem.validate import as_array, check_kind
-from ..processor import SERIAL_ENTRIES, core_count
+from ..processor import SERIAL_ENTRIES, thread_count
 from ..status import FAILED
 from ..threads import each
 
-HOST_ENTRIES = 1 << 18  # of a block on a CPU: 2 MiB, which a cache holds
+HOST_ENTRIES = 1 << 18  # of a block on a CPU: 2 MiB stay in a cache
 DEVICE_ENTRIES = 1 << 27  # of a block on a GPU: 1 GiB
 
 
@@ -124,9 +124,9 @@ class BatchPlan:
     # ---- blocks
 
     def blocks(self, rows: Any, cols: Any) -> tuple[list[Any], Any]:
-        """Group problems of so many rows and columns; return the numbers of each group, and of those without a block.
+        """Group problems of so many rows and columns, similar sizes together, for one block each.
 
-        A group has problems of similar size.
+        Return the numbers of each group, and the numbers of the problems without a block.
         """
         most = HOST_ENTRIES
         largest_one = SERIAL_ENTRIES
@@ -179,17 +179,23 @@ class BatchPlan:
     def sweep(self, block: Callable[[Any], None], one: Callable[[int], None], count: Any = None) -> None:
         """Call ``block(numbers)`` for the groups of problems in blocks, ``one(i)`` for every other problem.
 
-        ``count``: numbers of rows and of columns, if they are not those of the problems. On a CPU up to as many threads
+        ``count``: numbers of rows and of columns, by default as in the problems. On a CPU up to as many threads
         as the solve had share these calls.
         """
         groups, alone = self.blocks(*(count or self.count))
         calls = [(block, which) for which in groups] + [(one, int(i)) for i in alone]
-        threads = min(self.result._threads or core_count(), len(calls))
+        threads = min(self.result._threads or thread_count(), len(calls))
+
+        def run(call: Any) -> None:
+            function, problems = call
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # plans may be beyond float64
+                function(problems)
+
         if self.on_device or threads <= 1:
-            for function, what in calls:
-                function(what)
-            return
-        each(lambda call: call[0](call[1]), calls, lambda: None, threads=threads)
+            for call in calls:
+                run(call)
+        else:
+            each(run, calls, lambda: None, threads=threads)
 
     # ---- tables of answers
 
@@ -262,8 +268,7 @@ class BatchPlan:
             if turned:
                 P = P.swapaxes(1, 2)
             mass = P.sum(2)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                self.put(out, which, self.xp.matmul(P, Y.of(which, P.shape[2])) / mass[:, :, None])
+            self.put(out, which, self.xp.matmul(P, Y.of(which, P.shape[2])) / mass[:, :, None])
             sums = host(mass)
             lost = ~((sums > LEAST) & (sums < MOST)) & (log[which][:, : sums.shape[1]] > -np.inf)
             if stays:
@@ -293,7 +298,9 @@ class BatchPlan:
             if self.problem.forbidden:
                 M = self.xp.where(self.xp.isinf(M), 0.0, M)
             P *= M
-            cost[which] = host(P.sum((1, 2)) + constant * mass.sum(1))
+            cost[which] = host(P.sum((1, 2)))
+            if constant:  # 0 times an infinite mass is NaN
+                cost[which] += constant * host(mass.sum(1))
 
         def one(i: int) -> None:
             answer = self.result[i]
@@ -392,9 +399,8 @@ class BatchPlan:
             top = x.max(2, keepdims=True)
             x -= self.xp.where(self.xp.isfinite(top), top, 0.0)
             weights = self.xp.exp(x, out=x)
-            with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 where every target is forbidden
-                images = self.xp.matmul(weights, Y.of(which, here.shape[1])) / weights.sum(2, keepdims=True)
-            self.put(out, which, images)
+            sums = weights.sum(2, keepdims=True)  # 0 where every target is forbidden
+            self.put(out, which, self.xp.matmul(weights, Y.of(which, here.shape[1])) / sums)
 
         def one(i: int) -> None:
             here = Y.one(i, count[i])

@@ -1,4 +1,4 @@
-"""Derivatives of the optimal objective of a PointCloud by points and masses, and potentials away from the points.
+"""Derivatives of the optimal objective by masses and costs, or by points; and potentials away from the points.
 
 By the envelope theorem the change of the plan does not contribute: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. For the
 derivatives by the masses (`mapuot.torch` and `mapuot.jax` use the same formulas), let W(a, b, M) be the dual optimum of
@@ -34,12 +34,14 @@ from ..problem.validate import as_choice, as_columns
 
 
 class Gradient(NamedTuple):
-    """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,).
+    """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,), M (m, n).
 
-    For many clouds the arrays are (p, m, d) and so on, or lists if the clouds have several sizes.
+    Of a `PointCloud` x and y are known, and M is None; of an array or a sparse M the derivative by M is the plan, and x
+    and y are None. A batch has (p, m, d) and so on, or lists if clouds have several sizes.
     ``error`` bounds ``sum_i |x_i - true|``, and the same sum over y, by the certificate: the error of the plan times
-    the largest slope of the cost, plus the rounding of the sums. Where two points coincide, "euclidean" and "cityblock"
-    have no derivative, and 0 is used.
+    the largest slope of the cost, plus the rounding of the sums. Where M is known it bounds ``sum_ij |M_ij - true|``,
+    without the rounding of M's dtype. Where two points coincide, "euclidean" and "cityblock" have no derivative, and 0
+    is used.
     """
 
     x: Any
@@ -47,19 +49,41 @@ class Gradient(NamedTuple):
     a: Any
     b: Any
     error: Any
+    M: Any = None
 
 
 def gradient(result: Any) -> Gradient:
-    """Return the derivatives of the objective by the points and masses of a `PointCloud`.
+    """Return the derivatives of the objective by the masses, and by the points of a `PointCloud` or by any other M.
 
     Since the plan is optimal, its change does not contribute (envelope theorem; Feydy et al. 2019). Both sides must be
-    KL or balanced, with one reg_m each.
+    KL or balanced, with one reg_m each, and the reference a b^T.
 
     Returns
     -------
     Gradient
-        ``x`` (m, d), ``y`` (n, d), ``a`` (m,), ``b`` (n,), and ``error``, a bound on the summed error of x, and of y.
+        ``a`` (m,), ``b`` (n,), of a `PointCloud` ``x`` (m, d) and ``y`` (n, d), of an array or a sparse M ``M`` (m, n),
+        the plan; and ``error``, a bound on the summed error of x, of y, or of M. Derivatives by other costs are None.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        If penalties, reference or metric are others, or several ranks share the problem.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.abs(np.arange(4.0)[:, None] - np.arange(3.0))
+    >>> a = np.full(4, 0.25)
+    >>> slope = mapuot.solve(M, a, reg=0.1, reg_m=1.0, tol=1e-9).gradient()
+    >>> more = mapuot.solve(M, a + [1e-4, 0, 0, 0], reg=0.1, reg_m=1.0, tol=1e-9).objective
+    >>> less = mapuot.solve(M, a - [1e-4, 0, 0, 0], reg=0.1, reg_m=1.0, tol=1e-9).objective
+    >>> slope.M.shape, bool(abs((more - less) / 2e-4 - slope.a[0]) < 1e-6)
+    ((4, 3), True)
     """
+    if isinstance(result.problem, BatchProblem) and result.problem.several is None:
+        return gradient_of_costs(result)
+    if result.problem.cost.cloud is None and getattr(result.problem, "several", None) is None:
+        return gradient_of_costs(result)
     clouds = getattr(result.problem, "several", None)
     if clouds is not None:
         errors = [slope_error(clouds.of(i), result.error_bound[i], result.problem.M_max) for i in range(len(result))]
@@ -76,6 +100,20 @@ def gradient(result: Any) -> Gradient:
         x, y = (host(z) for z in point_slopes(result))
     error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
+
+
+def gradient_of_costs(result: Any) -> Gradient:
+    """Return the derivatives by masses and by costs that are no points."""
+    p = result.problem
+    check_sides(p)
+    if isinstance(p, BatchProblem):
+        a, b = (marginal_gradient(result, name) for name in ("rows", "cols"))
+    elif p.ranks.size > 1:
+        raise NotImplementedError("gradient is for one process: comm must be None")
+    else:
+        a, b = (mass_slope(result, rows) for rows in (True, False))
+    known = p.cost.held or p.cost.operator == "pairs"
+    return Gradient(None, None, a, b, result.error_bound * result.mass, result.plan if known else None)
 
 
 def cloud_of(result: Any) -> PointCosts:
@@ -98,6 +136,10 @@ def check_problem(p: Any, cloud: PointCosts) -> None:
     metric = cloud.core[0]
     if metric.norm == np.inf or (metric.unit and not metric.square):
         raise NotImplementedError(f"slopes by the points are not known for metric {cloud.metric!r}")
+    check_sides(p)
+
+
+def check_sides(p: Any) -> None:
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
         if side.scalar_rho is None:
             raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
@@ -302,13 +344,14 @@ def mass_slope(result: Any, rows: bool) -> Any:
     if clouds is not None:
         return mass_slopes(result, rows)
     p = result.problem
-    cloud = check(result)
+    if p.cost.cloud is not None:
+        check(result)
     if rows:
         side, other, f = (p.rows, p.cols, result.f)
     else:
         side, other, f = (p.cols, p.rows, result.g)
     if not (side.weight > 0).all():
-        f = np.where(side.weight > 0, f, fixed_point(result, cloud.x if rows else cloud.y, rows, p.masked))
+        f = np.where(side.weight > 0, f, own_fixed_point(result, rows))
     if p.masked is None:
         mass = other.weight.sum()
     else:
@@ -346,7 +389,10 @@ def potential(result: Any, points: ArrayLike, side: str = "rows") -> F64:
     rows = as_choice(side, "side", ("rows", "cols")) == "rows"
     if result.problem.masked:
         raise ValueError("mask: a masked problem has no potential away from its points, whose pairs alone it names")
-    return fixed_point(result, points, rows)
+    cloud = check(result)
+    if not rows:
+        cloud = cloud.transpose()
+    return fixed_point(result, others(cloud, points), rows)
 
 
 def map(result: Any, points: ArrayLike, values: ArrayLike | None = None, side: str = "rows") -> F64:
@@ -391,50 +437,56 @@ def map(result: Any, points: ArrayLike, values: ArrayLike | None = None, side: s
     if not rows:
         cloud = cloud.transpose()
     values, flat = as_columns(cloud.y if values is None else values, cloud.shape[1], "values")
-    image: F64 = host(row_operator(result, cloud, points, rows).images(values))
+    image: F64 = host(row_operator(result, others(cloud, points), rows).images(values))
     return image[:, 0] if flat else image
 
 
-def row_operator(
-    result: Any, cloud: PointCosts, points: Any, rows: bool, masked: MaskedReference | None = None
-) -> Operator:
-    """Return the operator v_j c_j w_kj exp(-M_kj / reg) from points k to columns j; each row's largest entry is 1.
+def others(cloud: PointCosts, points: Any) -> PointCosts:
+    """Return the costs of other points to the columns of a cloud."""
+    return cloud.beside(np.asarray(as_points(points, "points"), np.float64), "points")
 
-    ``cloud`` has the columns; ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
+
+def row_operator(result: Any, here: Any, rows: bool, masked: MaskedReference | None = None) -> Operator:
+    """Return the operator v_j c_j w_kj exp(-M_kj / reg) of costs from points k to columns j; largest entries are 1.
+
+    ``here``: these costs, less the constant of the problem; ``masked`` holds the weights w of a mask. A row without an
+    entry has alpha -inf.
     """
     p = result.problem
     other = p.cols
-    log_v = result.log_v
+    log_v = result.own_logs[1]
     log_c = p.log_reference[1]
     if not rows:
         other = p.rows
-        log_v = result.log_u
+        log_v = result.own_logs[0]
         log_c = p.log_reference[0]
-    if points is cloud.x:
-        here = cloud
-    else:
-        here = cloud.beside(np.asarray(as_points(points, "points"), np.float64), "points")
     with np.errstate(invalid="ignore"):
         beta = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
     operator: Any = result._backend.operator_of(here, p.reg, masked, threads=result._threads)
-    alpha = np.zeros(len(here))
+    alpha = np.zeros(here.shape[0])
     operator.balance(alpha, beta)
     found: Operator = operator.set_exponents(np.where(np.isfinite(alpha), alpha, -np.inf), beta)
     return found
 
 
-def fixed_point(result: Any, points: Any, rows: bool, masked: MaskedReference | None = None) -> F64:
-    """Return the potential of one side at points by its fixed-point equation; ``masked``: pairs that a mask keeps."""
-    cloud = check(result)
-    if not rows:
-        cloud = cloud.transpose()
+def own_fixed_point(result: Any, rows: bool) -> F64:
+    """Return the potential at the points of one side, points without mass among them."""
+    p = result.problem
+    cost = p.cost if p.cost.cloud is None else p.cost.cloud
+    if rows:
+        return fixed_point(result, cost, True, p.masked)
+    return fixed_point(result, cost.transpose(), False, None if p.masked is None else p.masked.T)
+
+
+def fixed_point(result: Any, here: Any, rows: bool, masked: MaskedReference | None = None) -> F64:
+    """Return the potential of one side by its fixed-point equation at the points of the costs ``here``."""
     p = result.problem
     fi = 1 / (1 + p.reg / rho_of(p.rows if rows else p.cols))
-    operator = row_operator(result, cloud, points, rows, masked if rows or masked is None else masked.T)
+    operator = row_operator(result, here, rows, masked)
     alpha = host(operator.alpha)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_sum = np.log(host(operator.apply(np.ones(operator.shape[1])))) - alpha
-    return np.asarray(-p.reg * fi * np.where(alpha > -np.inf, log_sum, -np.inf))
+    return np.asarray(p.constants[not rows] - p.reg * fi * np.where(alpha > -np.inf, log_sum, -np.inf))
 
 
 def dual_value(result: Any) -> Any:

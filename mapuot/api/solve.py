@@ -170,7 +170,8 @@ def solve(
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" solves where the arrays are. "cuda" sends NumPy arrays to the GPU. "reference" is the slow oracle.
     threads : int, optional
-        CPU threads. Default: the cores that this process may use, and one for small problems.
+        CPU threads. Default: the cores that this process may use, at most ``OMP_NUM_THREADS`` or the limit that
+        threadpoolctl sets, and one for small problems.
     schedule : {"auto", "static"}
         How threads share the rows of K. "static" shares them evenly, and runs with the same number of threads then have
         the same bits. "auto" does so until one thread is 5 % behind the others (efficiency cores, another program).

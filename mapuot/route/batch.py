@@ -21,7 +21,7 @@ from ..contract import Backend, BatchEngine
 from ..outcome import CONVERGED, OUTCOMES
 from ..penalties import F64
 from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem
-from ..processor import core_count
+from ..processor import thread_count
 from ..threads import each
 from .options import PRECISIONS, options_alone
 from .plain import core, in_core, is_plain
@@ -62,7 +62,7 @@ class BatchRun:
             left = np.concatenate([self.plainly(left[plain], log_v, bar), left[~plain]])
         on_cpu = self.backend.name != "cuda"
         if on_cpu:
-            threads = self.options.threads or core_count()
+            threads = self.options.threads or thread_count()
         else:
             threads = 1
         of_each = max(1, threads // max(1, len(left))) if self.task.several else 1

@@ -1,4 +1,4 @@
-"""Answers of a batch as one: each product, map, draw and bound equals that of the single answers."""
+"""Answers of a batch as one: each product, map, draw and bound equals the single answers."""
 
 import warnings
 

@@ -349,8 +349,8 @@ FUNCTIONS = {
             ("M", "truncate is not for metric 'wfr'", mapuot.PointCloud(POINTS[:4], POINTS[4:], "wfr", truncate=5)),
             ("checkpoint", "truncate is not for checkpoint", "never.npz")]}),
     "Result.gradient": (lambda **x: mapuot.solve(**x).gradient(), {"M": FULL, "reg": 0.1, "reg_m": 1.0}, {
-        T: [("M", "PointCloud", np.asarray(FULL), GRID)],
-        V: [("penalty", "reg_m", "tv")]}),
+        V: [("penalty", "reg_m", "tv"), ("reference", "reference must be 'product'", "uniform"),
+            ({"M": np.asarray(FULL), "penalty": "l2"}, "reg_m[0] must be one number")]}),
     "Result.potential": (solved_cloud(metric="cosine").potential, {"points": POINTS, "side": "cols"}, {
         V: [("points", " must have 2 columns, as x and y have, got 3", np.ones((4, 3))),
             ("points", " must hold no zero vector", np.zeros((1, 2)))]}),

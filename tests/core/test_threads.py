@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import threadpoolctl
 from problems import clouds
 from soak.trials import Child
 
@@ -19,8 +20,9 @@ from mapuot.processor import core_count
 CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 
 
-def test_threads_by_default_are_one_for_small_and_all_for_large():
+def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
     """Pools of more than one thread are made on first use and kept."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     small, large, cores = clouds(20, 20), clouds(700, 700), core_count()
     calls = (small, None, False), (large, 1, False), (large, None, cores > 1), (small, cores + 1, True)
     native.pool_of.cache_clear()
@@ -32,6 +34,38 @@ def test_threads_by_default_are_one_for_small_and_all_for_large():
     for threads in {cores, cores + 1} - {1}:
         native.pool_of(threads)
     assert native.pool_of.cache_info().misses == after.misses, "pools of these sizes, which are kept"
+
+
+@pytest.mark.parametrize(
+    ("told", "most"), [("1", 1), ("3", 3), ("2,4", 2), ("", 8), ("0", 8), ("many", 8), ("99", 8), (" 5 ", 5)]
+)
+def test_omp_num_threads_limits_calls_without_threads(told, most, monkeypatch):
+    """It can only lower the number: more threads than cores never help."""
+    monkeypatch.setattr(processor, "core_count", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert processor.thread_count() == most
+    assert processor.default_threads(1 << 30) == most
+    assert processor.default_threads(1 << 30, 7.0) == min(7, most)
+    assert processor.default_threads(100) == 1
+
+
+def test_threadpoolctl_limits_calls_without_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(processor, "core_count", lambda: 8)
+    found = [x for x in threadpoolctl.threadpool_info() if x["user_api"] == "mapuot"]
+    assert [(x["num_threads"], Path(x["filepath"]).parent) for x in found] == [(8, Path(mapuot.__file__).parent)]
+    large = clouds(700, 700)
+    with threadpoolctl.threadpool_limits(1):
+        assert processor.default_threads(1 << 30) == 1
+        native.pool_of.cache_clear()
+        large.solve(tol=1e-2)
+        mapuot.solve_batch(large.M, [large.a] * 2, [large.b] * 2, reg=large.reg, reg_m=large.reg_m, tol=1e-2)
+        assert native.pool_of.cache_info().misses == 0
+        large.solve(tol=1e-2, threads=2)
+        assert native.pool_of.cache_info().misses == 1, "an argument counts more"
+    with threadpoolctl.threadpool_limits({"mapuot": 3}):
+        assert processor.thread_count() == 3
+    assert processor.thread_count() == 8
 
 
 def test_a_solve_releases_the_interpreter():
