@@ -287,10 +287,8 @@ class MultiProblem:
         labels = None
         if 0 < len(edges) < len(marginals):
             labels = parts_of(edges, whole, [len(x.kept) for x in marginals])
-        problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels, xp=xp)
-        if labels:
-            check_parts(marginals, labels, problem.parts)
-        return problem
+        check_parts(marginals, edges, whole)
+        return cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels, xp=xp)
 
 
 def weight_of(k: int, count: int, mass: Any) -> F64:

@@ -121,16 +121,41 @@ def parts_between(cost: Cost) -> tuple[int, Any, Any]:
     return parts.count, parts.rows, parts.cols
 
 
-def check_parts(marginals: list[Any], labels: list[Any], count: int) -> None:
-    hard = [k for k, x in enumerate(marginals) if x.hard]
-    masses = [np.bincount(labels[k], marginals[k].weight, count) for k in hard]
-    for k, mass in zip(hard[1:], masses[1:], strict=True):
+def check_parts(marginals: list[Any], edges: Edges, whole: set[tuple[int, int]]) -> None:
+    """Raise `InfeasibleError` where the masses of hard marginals differ in a part of a group of edges."""
+    sizes = [len(x.kept) for x in marginals]
+    for group in groups_of(edges, {k for k, x in enumerate(marginals) if x.hard}):
+        hard = sorted(k for k in {k for pair in group for k in pair} if marginals[k].hard)
+        labels = None
+        if len(hard) > 1:
+            labels = parts_of({pair: edges[pair] for pair in group}, whole & {*group}, sizes)
+        if labels:
+            compare_masses([marginals[k] for k in hard], [labels[k] for k in hard])
+
+
+def groups_of(edges: Edges, hard: set[int]) -> list[list[tuple[int, int]]]:
+    """Return the edges in groups that share marginals of free mass; the hard marginals must agree in each group.
+
+    A hard marginal has its masses in all its edges. Hence edges that only it joins have plans independently.
+    """
+    groups: list[list[tuple[int, int]]] = []
+    for pair in edges:
+        ends = {*pair} - hard
+        near = [group for group in groups if any(ends & {*other} for other in group)]
+        groups = [group for group in groups if group not in near] + [[pair, *(other for x in near for other in x)]]
+    return groups
+
+
+def compare_masses(marginals: list[Any], labels: list[Any]) -> None:
+    """Raise `InfeasibleError` where a marginal has another mass than the first in a part; ``labels``: their parts."""
+    count = 1 + max(int(x.max()) for x in labels)
+    masses = [np.bincount(label, x.weight, count) for label, x in zip(labels, marginals, strict=True)]
+    for k, mass in enumerate(masses):
         wrong = np.abs(mass - masses[0]) > MASS_TOLERANCE * np.maximum(mass, masses[0])
         if wrong.any():
             part = int(np.argmax(wrong))
             one, two = (
-                name_points(x.name, x.spread(labels[m] == part, 0.0) > 0)
-                for m, x in ((hard[0], marginals[hard[0]]), (k, marginals[k]))
+                name_points(marginals[m].name, marginals[m].spread(labels[m] == part, 0.0) > 0) for m in (0, k)
             )
             amounts = f"{masses[0][part]:.6g} and {mass[part]:.6g} must be transported"
             raise InfeasibleError(f"costs connect {one} with {two} only, where {amounts}")

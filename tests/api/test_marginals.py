@@ -219,6 +219,20 @@ def test_parts_whose_balanced_masses_differ_are_named():
         assert mapuot.multimarginal(given, masses, reg=0.1, reg_m=[np.inf, 1.0, 1.0]).problem.parts == 2
 
 
+def test_parts_of_one_cost_between_balanced_marginals():
+    """A cost that joins all parts elsewhere, through a balanced marginal, lets no mass through."""
+    costs, masses = in_parts(2, 3, np.random.default_rng(0))
+    costs[1, 2] = np.ones((6, 4))
+    masses[0][:3] *= 1.5
+    masses = [x / x.sum() for x in masses[:2]]
+    text = r"costs connect masses\[0\]\[0\], .* with masses\[1\]\[0\], .* only"
+    for given in (costs, as_stored(costs), {**costs, (0, 2): np.ones((6, 4))}):
+        with pytest.raises(mapuot.InfeasibleError, match=text):
+            mapuot.multimarginal(given, [*masses, None], reg=0.1, reg_m=np.inf)
+    joined = {(0, 2): costs[0, 1], (1, 2): np.ones((6, 6))}  # through the free marginal 2
+    assert mapuot.multimarginal(joined, [*masses, None], reg=0.1, reg_m=np.inf).converged
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monkeypatch):
     """Stored pairs and their coupling are float64, whatever their input's dtype."""
