@@ -254,7 +254,7 @@ def error_failures(
     bound, single, plan = float(claim.error_bound), claim.plan.dtype == np.float32, np.asarray(claim.plan, LONG)
     rounding = 2.0**-24 if single else 8 * UNIT
     error = relative(plan, best.plan)
-    coarse = np.asarray(claim.log_u).dtype == np.float32  # the potentials say less than the plan
+    coarse = claim.own_logs is None or np.asarray(claim.log_u).dtype == np.float32  # then the plan has more digits
     shown = plan if coarse else mine.plan  # the plan of the returned potentials in long double
     hidden = relative(shown, best.plan) - rounding * coarse
     judged = f"(mass {best.mass:.3g}, {claim.status})"
