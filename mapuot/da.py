@@ -406,7 +406,8 @@ def as_samples(X: Any, name: str) -> F64:
     except ValueError as error:
         raise ValueError(f"{name} must hold real numbers: {error}") from error
     if not np.isfinite(samples).all():
-        raise ValueError(f"{name} must not hold NaN or inf")
+        i, j = np.argwhere(~np.isfinite(samples))[0]
+        raise ValueError(f"{name} must not hold NaN or inf, got {samples[i, j]} in sample {i}, feature {j}")
     return samples
 
 

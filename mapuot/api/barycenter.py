@@ -385,12 +385,14 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
     A = validate.as_numbers(A, "A", "finite and >= 0", A.shape, least=0.0)
-    if not (A.sum(1) > 0).all():
-        raise ValueError("A must have positive mass in each histogram")
+    empty = np.flatnonzero(A.sum(1) == 0)
+    if len(empty):
+        raise ValueError(f"A must have positive mass in each histogram, got none in A[{empty[0]}]")
     if not M.size:
         raise ValueError("M must store a pair, got a sparse matrix with none")
     if any(M.finite_range(load("cpu"))[2:4]):
-        raise ValueError("M must be finite")
+        i, j = M.first(lambda costs: ~np.isfinite(costs))
+        raise ValueError(f"M must be finite, got NaN or inf at [{i}, {j}]: a sparse M forbids the pairs it lacks")
     return A, M, validate.as_positive(reg, "reg"), validate.as_rho(reg_m, "reg_m")
 
 

@@ -20,7 +20,7 @@ from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, cost_of
 from ..problem.sparse import Sparse, is_sparse
-from ..problem.validate import EVEN, MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
+from ..problem.validate import EVEN, MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, bad_costs, check_kind
 from ..processor import free_memory
 from .reach import Edges, check_parts, parts_of, path, reachable, walk
 from .slabs import Slabs, as_held
@@ -419,7 +419,7 @@ def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
     """Return (the largest finite |cost|, the least cost, whether all are finite)."""
     low, high, bad, infinite = cost.range(pick("auto", cost.array))
     if bad:
-        raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
+        raise ValueError(bad_costs(cost, name, bad))
     return max(abs(low), abs(high)), low, not infinite
 
 

@@ -136,6 +136,15 @@ class Cost:
             return low, high, bad, infinite
         return 0.0, 0.0, bad, infinite
 
+    def first(self, is_wrong: Callable[[Any], Any]) -> tuple[int, ...]:
+        """Return the place of the first entry for which ``is_wrong`` is true; some entry is wrong."""
+        for i0, _, M, _ in Cost.blocks(self, most=RANGE_BYTES):
+            wrong = is_wrong(host(M))
+            if wrong.any():
+                break
+        first, *others = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        return int(first) + i0, *map(int, others)
+
     def finite_range(self, backend: Backend, threads: int | None = None) -> Range:
         """Return the range of a reference: pairs that are not stored are 0."""
         return self.range(backend, threads)

@@ -738,7 +738,7 @@ class BatchProblem(Common):
         first_a = host(A[0])
         first_b = host(B[0])
         rows, cols = validate.as_sides(first_a, first_b, penalty, reg_m)
-        low, high, forbidden = validate.as_range(flat, reg, backend)
+        low, high, forbidden = validate.as_range(flat, reg, backend, n_rows=0 if flat is cost else m)
         if isinstance(cost, Clouds) and cost.ragged and not (mask is None and isinstance(reference, str)):
             raise NotImplementedError("mask and a reference matrix are for clouds of one size")
         one = cost if isinstance(reference, str) else cost.of(0)

@@ -169,6 +169,10 @@ class Sparse(Cost):
         low, high, bad, infinite = self.range(backend, threads)
         return low, high, bad, infinite - (self.all_pairs - self.size)
 
+    def first(self, is_wrong: Callable[[Any], Any]) -> tuple[int, ...]:
+        k = int(np.argmax(is_wrong(self.data)))
+        return int(self.row_numbers()[k]), int(self.column[k])
+
     def own_block(self, a: Any, b: Any, ranks: Ranks) -> "Sparse":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
@@ -303,6 +307,10 @@ class SparseCosts(Cost):
             return SparseCosts([self.data[k] for k in i], self.places)
         places = self.places
         return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
+
+    def first(self, is_wrong: Callable[[Any], Any]) -> tuple[int, ...]:
+        problem = next(i for i, x in enumerate(self.data) if is_wrong(x).any())
+        return problem, *self.of(problem).first(is_wrong)
 
     def less(self, constant: float) -> "SparseCosts":
         return SparseCosts([x - constant for x in self.data], self.places)

@@ -301,12 +301,15 @@ def as_start(value: Any, shapes: Any, convert: Any = on_host, what: str = "a Res
 
 def as_range(
     cost: Cost, reg: float, backend: Backend, ranks: Ranks = ALONE, threads: int | None = None,
-    tell: Callable[[int], Any] | None = None,
+    tell: Callable[[int], Any] | None = None, n_rows: int = 0,
 ) -> tuple[float, float, bool]:  # fmt: skip
-    """Return the smallest and the largest finite cost, and whether a pair is forbidden."""
+    """Return the smallest and the largest finite cost, and whether a pair is forbidden.
+
+    ``n_rows``: rows of each of the problems whose costs are the rows of ``cost``, for a message.
+    """
     low, high, bad, infinite = cost.range(backend, threads, tell)
     if bad:
-        raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
+        raise ValueError(bad_costs(cost, "M", int(bad), n_rows))
     if infinite == cost.all_pairs:
         low = math.inf
         high = -math.inf
@@ -318,6 +321,14 @@ def as_range(
     if not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg))):
         raise ValueError(f"reg must not be so small that M / reg overflows, got {reg} for M in [{low}, {high}]")
     return low, high, forbidden
+
+
+def bad_costs(cost: Cost, name: str, count: int, n_rows: int = 0) -> str:
+    """Return the message for ``count`` entries that are NaN or -inf; ``n_rows``: see `as_range`."""
+    place = cost.first(lambda M: ~(M > -np.inf))
+    if n_rows and len(place) == 2:
+        place = (*divmod(place[0], n_rows), place[1])
+    return f"{name} must not hold NaN or -inf, got {count} such entries, first {[*place]} (+inf forbids a pair)"
 
 
 def as_reference(
