@@ -137,13 +137,13 @@ class Cost:
         return 0.0, 0.0, bad, infinite
 
     def first(self, is_wrong: Callable[[Any], Any]) -> tuple[int, ...]:
-        """Return the place of the first entry for which ``is_wrong`` is true; some entry is wrong."""
+        """Return the place of the first wrong entry; ``is_wrong`` makes a mask of costs, and at least one is wrong."""
         for i0, _, M, _ in Cost.blocks(self, most=RANGE_BYTES):
             wrong = is_wrong(host(M))
             if wrong.any():
-                break
-        first, *others = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-        return int(first) + i0, *map(int, others)
+                first, *others = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                return int(first) + i0, *map(int, others)
+        raise ValueError("no entry is wrong when the costs are read again")
 
     def finite_range(self, backend: Backend, threads: int | None = None) -> Range:
         """Return the range of a reference: pairs that are not stored are 0."""

@@ -305,7 +305,7 @@ def as_range(
 ) -> tuple[float, float, bool]:  # fmt: skip
     """Return the smallest and the largest finite cost, and whether a pair is forbidden.
 
-    ``n_rows``: rows of each of the problems whose costs are the rows of ``cost``, for a message.
+    ``n_rows``: for a message, the rows of one problem if ``cost`` has several problems below one another.
     """
     low, high, bad, infinite = cost.range(backend, threads, tell)
     if bad:
@@ -325,7 +325,7 @@ def as_range(
 
 def bad_costs(cost: Cost, name: str, count: int, n_rows: int = 0) -> str:
     """Return the message for ``count`` entries that are NaN or -inf; ``n_rows``: see `as_range`."""
-    place = cost.first(lambda M: ~(M > -np.inf))
+    place = cost.first(lambda M: np.isnan(M) | np.isneginf(M))
     if n_rows and len(place) == 2:
         place = (*divmod(place[0], n_rows), place[1])
     return f"{name} must not hold NaN or -inf, got {count} such entries, first {[*place]} (+inf forbids a pair)"
