@@ -51,10 +51,12 @@ TARGET_macosx_11_0_x86_64 := x86_64-macos.11.0
 EPOCH = SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 ZIG = $(CURDIR)/$(BIN)/python-zig cc -target $(TARGET_$(1))
 MACOS = $(filter macosx%,$(1))
+# binaries of the GPU kernels in wheels: minutes of all cores; empty: none
+AHEAD ?= yes
 # $(1): a platform, $(2): a folder. From a clone: what lies about in the working tree is in no wheel
 define build_wheel
 rm -rf $(2)/$(1) && git clone -q . $(2)/$(1)
-$(if $(filter manylinux%,$(1)),cp -r build/ahead $(2)/$(1)/mapuot/_ahead)
+$(if $(AHEAD),$(if $(filter manylinux%,$(1)),cp -r build/ahead $(2)/$(1)/mapuot/_ahead))
 cd $(2)/$(1) && $(EPOCH) PYTHONWARNINGS=ignore ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/$(2)-zig ZIG_LOCAL_CACHE_DIR=$(CURDIR)/$(2)-zig \
 CC="$(ZIG)" LDSHARED="$(ZIG) -shared -s $(if $(MACOS),-undefined dynamic_lookup)" \
 _PYTHON_HOST_PLATFORM=$(if $(MACOS),$(patsubst macosx_11_0_%,macosx-11.0-%,$(1)),linux-$(word 2,$(subst 2_17_, ,$(subst 1_2_, ,$(1))))) \
@@ -68,7 +70,12 @@ endef
 .NOTPARALLEL:
 
 help: ## list what can be made
-	@sed -n 's/^\([a-z0-9 -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	/^[a-z0-9 -]*:.*## / { line = sprintf("  %-20s", $$1); count = split($$2, words, " "); \
+	for (k = 1; k <= count; k++) { if (length(line) + length(words[k]) > 98) { print line; line = sprintf("%22s", "") } \
+	line = line " " words[k] } print line }' $(MAKEFILE_LIST)
+
+##@ See it work
 
 demo: $(or $(wildcard .venv/.ext),.venv/.native) .venv/.demo ## recolour one photograph with the palette of another; pictures in build/demo
 	$(BIN)/python examples/color_transfer.py $(ARGS)
@@ -77,6 +84,8 @@ pictures: .venv/.pictures ## renew the pictures of docs/ with all examples
 	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing masked_training points populations \
 	registration density_map shapes; do \
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
+
+##@ Tests
 
 test: .venv/.test ## run the tests that guard the answers (make test ARGS="-k plan")
 	$(BIN)/pytest $(WORKERS) $(ARGS)
@@ -91,7 +100,9 @@ sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, th
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
 	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
 
-hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
+##@ Tests that search for faults
+
+hostile: .venv/.test ## random problems on every path against an independent answer: ARGS="--count 20000 --seed 7 --only warm"
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
 fuzz: build/asan/.done .venv/.test ## arbitrary bytes as files, as arguments and as numbers of the core, under sanitizers, each for MINUTES=1; TARGETS=core
@@ -102,6 +113,14 @@ mutants: .venv/.test ## change one rule of the library at a time: does the test 
 
 soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, dying ranks (ARGS="--minutes 60")
 	PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
+
+sanitized = LD_PRELOAD="$$($(CC) -print-file-name=lib$(1).so) $$($(CC) -print-file-name=libstdc++.so)" \
+	PYTHONPATH=$(CURDIR)/build/$(1)/lib:$(CURDIR)/tests ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 allocator_may_return_null=1" OPENBLAS_NUM_THREADS=1
+
+asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the address or thread sanitizer
+	build/$@/check_kernels
+	$(call sanitized,$@) $(BIN)/pytest $(ARGS)
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	PYTHONPATH=tests timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/cases.py
@@ -121,11 +140,13 @@ test-arm: ## a slice of the tests on aarch64, by qemu; ARM_ROOT: a Debian for ar
 	-E PYTHONPATH=build/arm-python/lib:$(ARM_ROOT)/packages -E OPENBLAS_NUM_THREADS=1 $(ARM_ROOT)/usr/bin/python3 -P \
 	-m pytest -p no:cacheprovider $(or $(ARGS),tests/core/test_kernels.py tests/core/test_log_matmul.py)
 
+##@ Packages
+
 # auditwheel repairs wheels of the machine that it runs on only, and reads no musl but there
 tag_wheel = cp build/wheels/$(1)/dist/*.whl build/wheels/$(1)/ && \
 	$(EPOCH) $(BIN)/wheel tags --remove --platform-tag $(1) build/wheels/$(1)/*.whl && mv build/wheels/$(1)/*.whl dist/
 
-wheels: .venv/.wheel $(if $(filter manylinux%,$(PLATFORMS)),build/ahead/.done) ## sdist and wheels of the last commit for all PLATFORMS, audited, into dist: the same bytes wherever built
+wheels: .venv/.wheel $(if $(AHEAD),$(if $(filter manylinux%,$(PLATFORMS)),build/ahead/.done)) ## sdist and wheels of the last commit for all PLATFORMS, audited, into dist
 	rm -rf dist build/wheels && mkdir -p dist
 	$(foreach platform,$(PLATFORMS),$(call build_wheel,$(platform),build/wheels))
 	cd build/wheels/$(firstword $(PLATFORMS)) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist -d $(CURDIR)/dist
@@ -139,8 +160,8 @@ wheels: .venv/.wheel $(if $(filter manylinux%,$(PLATFORMS)),build/ahead/.done) #
 	$(BIN)/twine check --strict dist/*
 	@cd dist && ls -l && sha256sum *
 
-wheel: ## sdist and the wheel of this machine alone
-	$(MAKE) --no-print-directory wheels PLATFORMS=$(NATIVE)
+wheel: ## sdist and the wheel of this machine alone; its GPU kernels are compiled on first use
+	$(MAKE) --no-print-directory wheels PLATFORMS=$(NATIVE) AHEAD=
 
 # binaries of the CUDA kernels, for the platforms that CuPy has wheels for
 build/ahead/.done: .venv/.test $(wildcard src_cuda/*) $(wildcard src_c/common/*) \
@@ -166,7 +187,7 @@ check-wheel: wheel ## what it holds; wheel (without a compiler) and sdist instal
 
 # the wheel with the oldest and the newest that it runs on; the oldest OpenBLAS's threads wait by yielding, for minutes
 # where others need the cores
-test-oldest test-newest: test-%: wheel
+test-oldest test-newest: test-%: wheel ## all tests with the oldest and the newest libraries that a wheel runs on
 	@$(PYTHON_$*) -c '' 2>/dev/null || { echo "$@: skipped, there is no $(PYTHON_$*)"; exit 0; }; \
 	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
 	$(BIN)/pip --python build/$*/bin/python install -q $(STACK_$*) --group test dist/*.whl && \
@@ -176,6 +197,8 @@ test-doors: wheel ## the tests of the doors beside the libraries that users come
 	rm -rf build/doors && $(PYTHON) -m venv build/doors && \
 	$(BIN)/pip --python build/doors/bin/python install -q --group test --group doors dist/*.whl && build/doors/bin/pip install -q --no-deps wot && \
 	build/doors/bin/pytest -p no:cacheprovider $(or $(ARGS),$(DOORS:%=tests/api/test_%.py))
+
+##@ The house
 
 docs: .venv/.docs .venv/.test ## the site into build/docs: warnings are errors, the gallery is run, code blocks are tested
 	$(BIN)/pytest -q -p no:cacheprovider tests/api/test_docs.py
@@ -196,14 +219,6 @@ format: .venv/.lint ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
-
-sanitized = LD_PRELOAD="$$($(CC) -print-file-name=lib$(1).so) $$($(CC) -print-file-name=libstdc++.so)" \
-	PYTHONPATH=$(CURDIR)/build/$(1)/lib:$(CURDIR)/tests ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 allocator_may_return_null=1" OPENBLAS_NUM_THREADS=1
-
-asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the address or thread sanitizer
-	build/$@/check_kernels
-	$(call sanitized,$@) $(BIN)/pytest $(ARGS)
 
 clean: ## remove all that was built or installed here
 	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -1,13 +1,16 @@
 """Build mapuot._core: the C library of src_c, compiled once per instruction set and dtype, behind cffi.
 
-All that is not a compilation stands in pyproject.toml; UNITS is the one list of compilations. Importing this file
+Metadata stand in pyproject.toml, but for the README, whose links become absolute here; UNITS is the one list of
+compilations. Importing this file
 builds nothing: bench/bandwidth.py does so, to compile its C with the same flags.
 The environment's CFLAGS come last on every command line.  MAPUOT_ISAS, as in
 MAPUOT_ISAS=scalar,neon, names the instruction sets: those of another machine, with its compiler in CC, or fewer.
 """
 
 import os
+import re
 import shlex
+import shutil
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +92,33 @@ UNITS = [
 ]
 
 
+HOME = "https://github.com/mapuot/mapuot/blob/v{version}/"
+PICTURES = "https://raw.githubusercontent.com/mapuot/mapuot/v{version}/"
+
+
+def front_page():
+    """Return README.md with absolute links and pictures of this version: PyPI shows it outside the repository."""
+    with open("README.md", encoding="utf-8") as file:
+        text = file.read()
+    with open("mapuot/__init__.py", encoding="utf-8") as file:
+        version = re.search(r'__version__ = "(.*)"', file.read())[1]
+    pictures = re.compile(r"(!\[[^]]*\]\()(?!https?:)")
+    links = re.compile(r"((?<!!)\[[^]]*\]\()(?!https?:|#)")
+    return links.sub(r"\1" + HOME.format(version=version), pictures.sub(r"\1" + PICTURES.format(version=version), text))
+
+
+def check_tools(compiler, core):
+    """End with one line that says which tool is missing, and how to get it."""
+    cure = "install gcc or clang and Python's headers (Debian, Ubuntu: apt install gcc python3-dev), or a wheel"
+    if shutil.which(compiler) is None:
+        sys.exit(f"mapuot: there is no C compiler {compiler!r}: {cure}")
+    headers = [sysconfig.get_path(name) for name in ("include", "platinclude")]
+    flags = shlex.split(os.environ.get("CFLAGS", ""))
+    headers += [flag[2:] for flag in flags if flag.startswith("-I")]
+    if not core and not any(os.path.exists(os.path.join(folder, "Python.h")) for folder in headers):
+        sys.exit(f"mapuot: Python.h is not in {headers[0]}: {cure}")
+
+
 class build_ext(setuptools_build_ext):
     """Compile UNITS, each variant into its own folder, and link their objects into the extension, but with --core."""
 
@@ -101,6 +131,7 @@ class build_ext(setuptools_build_ext):
 
     def build_extension(self, ext):
         cflags = shlex.split(os.environ.get("CFLAGS", ""))
+        check_tools(self.compiler.compiler_so[0], self.core)
 
         def compile_unit(unit):
             folder, source, flags = unit
@@ -124,6 +155,8 @@ class build_ext(setuptools_build_ext):
 
 if __name__ == "__main__":
     setup(
+        long_description=front_page(),
+        long_description_content_type="text/markdown",
         cffi_modules=["src_c/ffi_build.py:ffi"],
         cmdclass={"build_ext": build_ext},
         options=ABI3,
