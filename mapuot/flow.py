@@ -9,19 +9,26 @@ import contextlib
 import math
 import os
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from .answer.draw import as_generator, seed_of
 from .answer.result import Result
 from .answer.tensors import Tensors, array_of, stream_of, tensor_among
 from .api.solve import solve
+from .errors import ConvergenceWarning
 from .problem.validate import as_choice, as_count, as_positive
 from .route import on_device
 from .synonyms import hinted
 
 __all__ = ["OTPlanSampler"]
+
+
+START_REG = 0.01  # of the median cost, for potentials of an exact assignment
+START_TOL = 1e-2
 
 
 class PendingResult(Tensors):
@@ -90,8 +97,9 @@ class OTPlanSampler:
 
     Parameters
     ----------
-    method : {"sinkhorn", "unbalanced"}
-        Balanced, or unbalanced with ``reg_m``. torchcfm's "exact" and "partial" are not entropic and raise an error.
+    method : {"sinkhorn", "unbalanced", "exact"}
+        Balanced, unbalanced with ``reg_m``, or without entropy: "exact" finds the permutation of least total cost
+        between equally many points, and ignores reg. torchcfm's "partial" raises an error.
     reg, reg_m : float
         Entropic regularisation and marginal penalty, in units of the squared distances.
     normalize_cost : bool
@@ -124,9 +132,9 @@ class OTPlanSampler:
         self, method: str, reg: float = 0.05, reg_m: float = 1.0, normalize_cost: bool = False, num_threads: Any = 1,
         warn: bool = True, *, seed: Any = None, **options: Any,
     ) -> None:  # fmt: skip
-        balanced = as_choice(method, "method", ("sinkhorn", "unbalanced")) == "sinkhorn"
+        self.method = as_choice(method, "method", ("sinkhorn", "unbalanced", "exact"))
         self.reg = as_positive(reg, "reg")
-        self.reg_m = math.inf if balanced else reg_m
+        self.reg_m = reg_m if method == "unbalanced" else math.inf
         self.normalize_cost, self.warn, self.rng = normalize_cost, warn, as_generator(seed)
         if num_threads == "max":
             threads = None
@@ -140,25 +148,57 @@ class OTPlanSampler:
         For tensors on a GPU the solve runs in the background until the Result is first used, on the same stream. Start
         it for the next batch before the training step on this one: the solve runs meanwhile. If one call does not
         solve the problem, the first use finishes the solve; a balanced problem makes Newton's step then, too.
+
+        Raises
+        ------
+        ValueError
+            If the method is "exact": its plan is a permutation, see `assigned`.
         """
+        if self.method == "exact":
+            raise ValueError("method 'exact' has no entropic plan: assigned(x0, x1) returns its permutation")
         rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
             rows = rows.to(like.device)
             columns = columns.to(like.device)
             if like.is_cuda and not self.normalize_cost:
                 return PendingResult(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
-            rows = rows.detach()
-            columns = columns.detach()
-        centre = rows.mean(0)
-        rows = rows - centre
-        columns = columns - centre
-        M = (rows**2).sum(1)[:, None] + (columns**2).sum(1) - 2 * rows @ columns.T
-        M = M * (M > 0)
+        M = squared_distances(rows, columns)
         scale = "max" if self.normalize_cost else None
         return solve(M, reg=self.reg, reg_m=self.reg_m, scale_cost=scale, **self.options)
 
+    def assigned(self, x0: Any, x1: Any) -> Any:
+        """Return the permutation j of least total cost ``sum_i |x0_i - x1_j(i)|^2``, (n,) integers on the host.
+
+        A balanced entropic plan at 1 % of the median cost gives potentials; less these, nearly all costs of the best
+        permutation are 0, so that shortest augmenting paths are short: 1024 points in 2 dimensions take 0.3 s on one
+        core, the paths alone 1.8 s. The permutation is optimal whatever the potentials are.
+
+        Raises
+        ------
+        ValueError
+            If x0 and x1 hold different numbers of points.
+        """
+        if len(x0) != len(x1):
+            raise ValueError(f"x1 must hold {len(x0)} points, as x0, where method is 'exact', got {len(x1)}")
+        rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
+        M = squared_distances(rows, columns)
+        costs = np.asarray(M.cpu() if hasattr(M, "cpu") else M, np.float64)
+        if costs.max() > 0:
+            with warnings.catch_warnings():  # any potentials will do
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                options = {"tol": START_TOL} | self.options
+                g = solve(M, reg=START_REG, reg_m=math.inf, scale_cost="median", **options).g
+            costs = costs - np.asarray(g.cpu() if hasattr(g, "cpu") else g)
+            costs -= costs.min(1, keepdims=True)
+        return linear_sum_assignment(costs)[1]
+
     def get_map(self, x0: Any, x1: Any) -> Any:
         """Return the plan between two batches, as a NumPy array."""
+        if self.method == "exact":
+            n = len(x0)
+            plan = np.zeros((n, n))
+            plan[np.arange(n), self.assigned(x0, x1)] = 1 / n
+            return plan
         plan = self.solved(x0, x1).plan
         if hasattr(plan, "cpu"):
             return plan.cpu().numpy()
@@ -178,7 +218,12 @@ class OTPlanSampler:
         self, x0: Any, x1: Any, y0: Any = None, y1: Any = None, replace: bool = True
     ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
         """Draw pairs, and return (x0[i], x1[j], y0[i], y1[j]); labels that are not given are None."""
-        i, j = self.solved(x0, x1).sample(len(x0), self.rng, replace=replace)
+        if self.method == "exact":
+            n = len(x0)
+            i = self.rng.integers(n, size=n) if replace else self.rng.permutation(n)
+            j = self.assigned(x0, x1)[i]
+        else:
+            i, j = self.solved(x0, x1).sample(len(x0), self.rng, replace=replace)
         return x0[i], x1[j], None if y0 is None else y0[i], None if y1 is None else y1[j]
 
     def sample_trajectory(self, X: Any) -> Any:
@@ -194,3 +239,15 @@ class OTPlanSampler:
             drawn = self.rng.random(len(X))[:, None] * ends[:, -1:]
             at.append(np.minimum((ends <= drawn).sum(1), P.shape[1] - 1))
         return np.stack([X[i, k] for k, i in enumerate(at)], 1)
+
+
+def squared_distances(x: Any, y: Any) -> Any:
+    """Return the squared distances between points (m, d) and (n, d), arrays or tensors."""
+    if hasattr(x, "detach"):
+        x = x.detach()
+        y = y.detach()
+    centre = x.mean(0)
+    x = x - centre
+    y = y - centre
+    M = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
+    return M * (M > 0)

@@ -42,6 +42,7 @@ try:
     from torch.utils.weak import WeakTensorKeyDictionary
 
     from .compiled import compilable
+    from .torch_kernels import KERNELS, kernel_answer
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install 'mapuot[torch]'") from error
 
@@ -366,7 +367,7 @@ class SinkhornDivergence(SinkhornLoss):
 
 
 class SamplesLoss(torch.nn.Module):
-    """Module with the arguments of GeomLoss's ``SamplesLoss("sinkhorn")``, certified to ``tol``.
+    """Module with the arguments of GeomLoss's ``SamplesLoss``; "sinkhorn" is certified to ``tol``.
 
     With eps = blur^p, rho = reach^p, and OT the value of `sinkhorn_loss` for the cost ``|x - y|^2 / 2`` (p = 2) or
     ``|x - y|`` (p = 1)::
@@ -374,10 +375,14 @@ class SamplesLoss(torch.nn.Module):
         debias        OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + eps / 2 (|a| - |b|)^2
         without it    OT(a, b) - eps |a| |b| + eps / 2 (|a| + |b|)
 
+    The kernel losses are half the squared norm of a - b, ``sum_kl w_k w_l k(z_k, z_l) / 2`` over the points z of both
+    clouds with w = (a, -b): k is ``-|x - y|`` ("energy"), ``exp(-|x - y|^2 / (2 blur^2))`` ("gaussian") or
+    ``exp(-|x - y| / blur)`` ("laplacian"). They take blur and potentials, and ignore the other arguments of a solve.
+
     Parameters
     ----------
-    loss : {"sinkhorn"}
-        GeomLoss's other losses raise a NotImplementedError.
+    loss : {"sinkhorn", "energy", "gaussian", "laplacian"}
+        GeomLoss's "hausdorff" raises a NotImplementedError.
     p, blur, reach : {1, 2}; float; float, optional
         Exponent of the distance; blur and reach are > 0, in units of the coordinates. Without reach, transport is
         balanced and needs equal masses.
@@ -428,10 +433,12 @@ class SamplesLoss(torch.nn.Module):
         reach_x: float | None = None, reach_y: float | None = None, static_y: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        words = {"p": p, "blur": blur, "reach": reach, "debias": debias, "static_y": static_y}
+        words = {"loss": loss, "p": p, "blur": blur, "reach": reach, "debias": debias, "static_y": static_y}
         self.words = words | {"reach_x": reach_x, "reach_y": reach_y} | options  # all arguments that change the value
-        if loss != "sinkhorn":
-            raise NotImplementedError(f"loss must be 'sinkhorn', got {loss!r}: only the Sinkhorn loss exists here")
+        if loss not in ("sinkhorn", *KERNELS):
+            raise NotImplementedError(f"loss must be 'sinkhorn' or one of {[*KERNELS]}, got {loss!r}")
+        if loss != "sinkhorn" and (kernel is not None or static_y):
+            raise NotImplementedError(f"kernel and static_y are not for loss {loss!r}: its kernel and terms are fixed")
         if p not in METRICS:
             raise ValueError(f"p must be 1 or 2, got {p!r}")
         if isinstance(cost, str) and FORMULAS.get(cost) != p:
@@ -466,6 +473,8 @@ class SamplesLoss(torch.nn.Module):
         *first, x = args[: len(args) // 2]
         *second, y = args[len(args) // 2 :]
         rows, cols = both_clouds(first[-1] if first else None, x, second[-1] if second else None, y)
+        if self.loss != "sinkhorn":
+            return kernel_potentials(self, rows, cols) if self.potentials else kernel_value(self, rows, cols)
         if self.potentials:
             with torch.no_grad():
                 return self.dual_pair(rows, cols)
@@ -791,6 +800,50 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
 
     task = Loss(solve, slopes, second if rows.starts is None else None)
     return value_by(task, rows.points, cols.points, rows.masses, cols.masses)
+
+
+def kernel_value(loss: Any, rows: Measure, cols: Measure) -> Any:
+    """Return the value of a kernel loss, one for each problem; all derivatives come from the same sweep."""
+
+    def solve(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        sides = clouds_of(rows, x, a), clouds_of(cols, y, b)
+        needs_slope = any(z.requires_grad for z in (rows.points, cols.points))
+        answer = kernel_answer(loss.loss, loss.blur, sides, needs_slope)
+        return answer.value[0] if rows.starts is None else answer.value, answer
+
+    def slopes(answer: Any, needed: Any, grad: Any, *inputs: Any) -> list[Any]:
+        weights = [grad if z.starts is None else spread(grad, np.diff(z.starts)) for z in (rows, cols)] * 2
+        shaped = (w.reshape(-1, *[1] * (z.ndim - 1)) for w, z in zip(weights, inputs, strict=True))
+        if answer.slopes[0] is None and any(needed[:2]):  # a transform has asked for them
+            x, y, a, b = inputs
+            answer = kernel_answer(loss.loss, loss.blur, (clouds_of(rows, x, a), clouds_of(cols, y, b)), True)
+        found = zip(answer.slopes, shaped, needed, strict=True)
+        return [w * slope if need else None for slope, w, need in found]
+
+    return value_by(Loss(solve, slopes), rows.points, cols.points, rows.masses, cols.masses)
+
+
+def kernel_potentials(loss: Any, rows: Measure, cols: Measure) -> Any:
+    """Return (F, G) of a kernel loss in the shapes of the weights: F its derivative by a, G by b."""
+    sides = clouds_of(rows, rows.points, rows.masses), clouds_of(cols, cols.points, cols.masses)
+    found = kernel_answer(loss.loss, loss.blur, sides, False).slopes[2:]
+    out = []
+    for side, slope in zip((rows, cols), found, strict=True):
+        f = slope.to(side.points.dtype)
+        if side.starts is None:
+            out.append(f)
+            continue
+        parts = [*torch.split(f, np.diff(side.starts).tolist())]
+        out.append(torch.stack(parts) if len({len(z) for z in parts}) == 1 else parts)
+    return tuple(out)
+
+
+def clouds_of(side: Measure, points: Any, masses: Any) -> tuple[Any, Any]:
+    """Return the points and the masses of one side, a list with a tensor for each problem."""
+    if side.starts is None:
+        return [points], [masses]
+    masses, points = side._replace(points=points, masses=masses).parts()
+    return points, masses
 
 
 def spread(grad: Any, sizes: Any) -> Any:

@@ -464,7 +464,7 @@ FUNCTIONS = {
             *((x, "must hold real numbers, got dtype complex", 1j) for x in "Mab")],
         V: [("reg", " must be a positive", HUGE), ("a", " must be", -1), ("b", " must be", -1)]}),
     "SamplesLoss": (samples_loss, {}, {
-        N: [("loss", "loss", "energy"), ("cost", "cost", "Norm2(X-Y)")], T: [("blurr", "blurr", 0.1)],
+        N: [("loss", "loss", "hausdorff"), ("cost", "cost", "Norm2(X-Y)")], T: [("blurr", "blurr", 0.1)],
         V: [("p", " must", 3), ("blur", "blur", 0.0), ("reach", "reach", -1.0), ("reach_x", "reach_x", 0.0),
             ("backend", "backend", "cuda")]}),
     "SamplesLoss of tensors": (samples_loss, {}, {
@@ -502,7 +502,7 @@ FUNCTIONS = {
         V: [("M", " must be a matrix of real numbers", np.zeros(3), np.zeros((2, 2), complex))]}),
     "pairwise": (mapuot.pairwise, {"clouds": CLOUDS[0], "reg": 0.05, "reg_m": 1.0}, {
         V: [("clouds", " must hold", POINTS)], T: [("penalty", "penalty", "tv")]}),
-    "OTPlanSampler": (OTPlanSampler, {}, {V: [("method", "method", "exact")]}),
+    "OTPlanSampler": (OTPlanSampler, {}, {V: [("method", "method", "partial")]}),
     "pot.mm_unbalanced": (pot.mm_unbalanced, {k: POTS[k] for k in ("a", "b", "M", "reg_m")}, {
         V: [("div", " must be", "l2"), ("reg_m", "reg_m", np.inf), ("stopThr", "stopThr", 0)]}),
     "GromovResult.gradient": (lambda **x: mapuot.gromov(**x).gradient(), {"reg": 20.0, "reg_m": 9.0}, {

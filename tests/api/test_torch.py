@@ -430,6 +430,69 @@ def test_it_agrees_with_geomloss(p, reach, debias):
         assert (apart - apart.mean(-1, keepdim=True) * (reach is None)).abs().max() <= 2e-3
 
 
+KERNEL_LOSSES = ["energy", "gaussian", "laplacian"]
+
+
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["one", "many"])
+@pytest.mark.parametrize("name", KERNEL_LOSSES)
+def test_kernel_losses_agree_with_geomloss(name, lead):
+    """GeomLoss takes 1e-4 as the distance of a point to itself, which moves all but "gaussian" by 1e-4 sum a^2."""
+    geomloss = pytest.importorskip("geomloss")
+    tensors = measures(*lead, mass=1.4)
+    theirs = geomloss.SamplesLoss(name, blur=0.3, backend="tensorized")(*tensors)
+    ours = SamplesLoss(name, blur=0.3)(*tensors)
+    own = {"gaussian": 0.0, "energy": 1e-4, "laplacian": 1 - np.exp(-1e-4)}[name]  # of k(0), in a double sum
+    own = -0.5 * own * ((tensors[0] ** 2).sum(-1) + (tensors[2] ** 2).sum(-1))
+    torch.testing.assert_close(ours, theirs - own, rtol=1e-9, atol=1e-12)
+    for k, slopes in enumerate(zip(*(torch.autograd.grad(z.sum(), tensors) for z in (theirs, ours)), strict=True)):
+        torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9 if k in (1, 3) else 1e-4)
+    words = {"blur": 0.3, "potentials": True}
+    want = geomloss.SamplesLoss(name, backend="tensorized", **words)(*tensors)
+    for got, right in zip(SamplesLoss(name, **words)(*tensors), want, strict=True):
+        torch.testing.assert_close(got, right.reshape(got.shape), rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", KERNEL_LOSSES)
+def test_kernel_losses_gradcheck(name, monkeypatch):
+    """All four derivatives, in pieces of a few rows, and with a point of x that is also one of y."""
+    monkeypatch.setattr("mapuot.torch_kernels.PIECE", 20)
+    loss = SamplesLoss(name, blur=0.4)
+    a, x, b, y = measures(n=5, m=4, mass=1.4)
+    assert torch.autograd.gradcheck(loss, (a, x, b, y), eps=1e-6, atol=1e-7)
+    with torch.no_grad():
+        y[0] = x[0]
+    value = loss(a, x, b, y)
+    assert all(torch.isfinite(z).all() for z in torch.autograd.grad(value, (a, x, b, y)))
+    assert loss(a, x, a, x).item() == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", KERNEL_LOSSES)
+def test_kernel_losses_of_lists_and_shared_clouds(name):
+    loss = SamplesLoss(name, blur=0.4)
+    clouds = [torch.rand(k, 2, dtype=torch.float64, requires_grad=True) for k in (3, 6)]
+    y = torch.rand(5, 2, requires_grad=True)
+    found = loss(clouds, y.double())
+    want = torch.stack([loss(x, y.double()) for x in clouds])
+    torch.testing.assert_close(found, want)
+    for got, right in zip(*(torch.autograd.grad((z * z).sum(), [*clouds, y]) for z in (found, want)), strict=True):
+        torch.testing.assert_close(got, right)
+    F, G = SamplesLoss(name, blur=0.4, potentials=True)(clouds, y.double())
+    assert [len(z) for z in F] == [3, 6]
+    assert G.shape == (2, 5)
+    assert loss(clouds[0].float(), y).dtype == torch.float32
+    far = [x.float() + 1000 for x in clouds]
+    torch.testing.assert_close(loss(far, y + 1000), want, rtol=2e-3, atol=1e-5, check_dtype=False)
+
+
+def test_kernel_losses_in_transforms_and_programs():
+    loss = SamplesLoss("energy")
+    a, x, b, y = measures(n=4, m=3)
+    slope = torch.func.grad(lambda z: loss(a, z, b, y))(x)
+    torch.testing.assert_close(slope, torch.autograd.grad(loss(a, x, b, y), x)[0])
+    with pytest.raises(NotImplementedError, match="kernel and static_y are not for loss 'energy'"):
+        SamplesLoss("energy", static_y=True)
+
+
 @pytest.mark.parametrize("debias", [True, False])
 @pytest.mark.parametrize(("reach", "mass"), [(0.5, 1.4), (2.0, 0.6), (None, 1.0)])
 @pytest.mark.parametrize("p", [1, 2])

@@ -12,7 +12,7 @@ from conftest import CUDA
 from judge import divergence
 from problems import clouds
 from scipy import sparse
-from scipy.optimize import linprog
+from scipy.optimize import linear_sum_assignment, linprog
 from scipy.stats import chisquare
 
 import mapuot
@@ -398,6 +398,31 @@ def test_pairs_come_in_proportion_to_the_plan(method, reg_m, device):
     np.testing.assert_array_equal((x[:, 0], y[:, 0]), (i, j))
     seen = [[((i == k) & (j == m + 0.5)).sum() for m in (0, 1)] for k in (0, 1)]
     assert chisquare(np.ravel(seen), 2000 * wanted.ravel()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (40, 1), (60, 2), (50, 20)])
+def test_exact_pairs_are_the_cheapest_permutation(n, d):
+    x0, x1 = RNG.normal(size=(n, d)), RNG.normal(size=(n, d)) + 0.5
+    M = ((x0[:, None] - x1) ** 2).sum(-1)
+    sampler = OTPlanSampler("exact", seed=0)
+    j = sampler.assigned(x0, x1)
+    assert sorted(j) == list(range(n))
+    assert M[range(n), j].sum() == pytest.approx(M[linear_sum_assignment(M)].sum(), rel=1e-12)
+    np.testing.assert_allclose(sampler.get_map(x0, x1) * n, np.eye(n)[j])
+    x, y = sampler.sample_plan(x0, x1, replace=False)
+    np.testing.assert_array_equal(np.sort(x, 0), np.sort(x0, 0))
+    assert ((x - y) ** 2).sum() == pytest.approx(M[range(n), j].sum())
+    torch = pytest.importorskip("torch")
+    x, y = sampler.sample_plan(torch.tensor(x0), torch.tensor(x1))
+    assert all(((x0[:, None] == z).all(-1)).any() for z in x.numpy())
+    with pytest.raises(ValueError, match="x1 must hold 3 points"):
+        sampler.assigned(np.zeros((3, 2)), np.zeros((4, 2)))
+    with pytest.raises(ValueError, match="method 'exact' has no entropic plan"):
+        sampler.solved(x0, x1)
+
+
+def test_exact_pairs_of_equal_points():
+    assert sorted(OTPlanSampler("exact").assigned(np.zeros((4, 2)), np.zeros((4, 2)))) == [0, 1, 2, 3]
 
 
 def test_images_labels_and_normalised_costs():
