@@ -1,4 +1,4 @@
-// Tables of points on the device: coordinates in float64, and the factors of a matrix of squared distances.
+// Tables of points on the device: coordinates in float64, factors of a matrix of squared distances, float16 pieces.
 //
 //     |x_i - y_j|^2 = (-2 (x_i - o), |x_i - o|^2, 1) . (y_j - o, 1, |y_j - o|^2)     for any origin o
 //
@@ -144,4 +144,41 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (lane > 0) return;
     own[d] = sum, own[d + 1] = 1;
     atomicMax((int64_t *)sizes, __double_as_longlong(sum));
+}
+
+// float16 from float32, to the nearest, and back
+FN unsigned short short_of(float x) {
+    unsigned short h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+
+FN float float_of(unsigned short h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+
+// Split factor x into two float16 pieces for point_products.cuh, 8 coordinates a thread, and set *largest to its
+// largest size. Coordinate k of point p lies at k step + p own; those beyond d, and points from count to ld, are 0.
+extern "C" __global__ void __launch_bounds__(256)
+    split_points(const double *points, int64_t step, int64_t own, int64_t d, int64_t count, int64_t ld, int64_t chunks,
+                 double factor, uint4 *out, double *largest) {
+    double most = 0;
+    for (int64_t q = blockIdx.x * (int64_t)256 + threadIdx.x; q < 4 * chunks * ld; q += gridDim.x * (int64_t)256) {
+        const int64_t p = q % ld, unit = q / ld % 4, chunk = q / ld / 4;
+        alignas(16) unsigned short first[8], second[8];
+        for (int e = 0; e < 8; e++) {
+            const int64_t k = chunk * 32 + unit * 8 + e;
+            const double x = p < count && k < d ? factor * points[k * step + p * own] : 0;
+            most = fmax(most, fabs(x));
+            first[e] = short_of((float)x);
+            second[e] = short_of((float)(x - float_of(first[e])));
+        }
+        uint4 *to = out + (chunk * ld + p) * 8;
+        to[unit ^ (p & 7)] = *(uint4 *)first;
+        to[(4 + unit) ^ (p & 7)] = *(uint4 *)second;
+    }
+    most = block_max(most);
+    if (threadIdx.x == 0) atomicMax((int64_t *)largest, __double_as_longlong(most));
 }

@@ -114,6 +114,10 @@ CASES = {
     "wide rows": ("portable.cu", portable("float32", (8, 8, 4), MEMORY=5), WIDE_ROWS),
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
     "quick powers": ("portable.cu", points(0, 0, 3, QUICK=1), {"point_sums": (128, 0)}),
+    "products of float16 pieces": (
+        "portable.cu", points(1, 1, 0, CHUNKS=2), {"product_sums": (128, 64), "point_columns": (128, 0)},
+    ),
+    "products of more pieces": ("portable.cu", points(1, 1, 0, CHUNKS=4), {"product_sums": (128, 32)}),
     "half of the pairs": (
         "portable.cu", points(0, -1, 3, QUICK=1, HALVED=1), {"point_sums": (128, 0), "fold_halves": (64, 0)},
     ),
@@ -122,7 +126,7 @@ CASES = {
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "tables of points": (
         "point_tables.cu", {"STORE": 0, "COST": 1},
-        {"take_points": (255, 0), "take_candidates": (64, 0), "square_factors": (64, 0)},
+        {"take_points": (255, 0), "take_candidates": (64, 0), "square_factors": (64, 0), "split_points": (64, 0)},
     ),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
     "formulas of vectors": ("vectors.cu", {"STORE": 0}, {"evaluate": (255, 512), "reduceat": (255, 0)}),

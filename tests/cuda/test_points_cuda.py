@@ -22,6 +22,7 @@ from mapuot.backends.cpu import native
 from mapuot.backends.cuda import arrays, vectors
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda.boxes import DeviceBoxes
+from mapuot.backends.narrow_points import LOG2_E
 from mapuot.backends.settings import BOXES
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
@@ -307,8 +308,7 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
     np.testing.assert_allclose(launch.out[:n].get(), right, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
 
 
-@pytest.mark.parametrize("d", [3, 21])
-@pytest.mark.parametrize("kind", ["narrow", "quick"])
+@pytest.mark.parametrize(("kind", "d"), [("narrow", 3), ("narrow", 21), ("narrow", 70), ("quick", 3), ("quick", 21)])
 def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     """Return K_ij alone, as the sum of a row and of a column with zero weights elsewhere."""
     if kind == "quick":
@@ -332,6 +332,50 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
         launch.row_kernels()
         row, col = found[-2:]
         assert row[i] == col[j] > 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "d"), [("sqeuclidean", 7), ("sqeuclidean", 40), ("inner", 33), ("sqeuclidean", 100)]
+)
+def test_products_on_tensor_cores_are_those_of_float64(metric, d):
+    """Sums over rows and columns by one, two and four chunks of coordinates, the last not all in registers."""
+    x, y, a, b = clouds(45, 330, d)
+    a[3], b[40:90] = 0.0, 0.0
+    cloud = mapuot.PointCloud(x, y, metric, scale=1 / d, truncate=None, form=None)
+    workspace = begun(cloud, a, b, reg_m=1.0)
+    launch, (rows, cols) = workspace.launch, workspace.launch.sides
+    assert launch.sums == "product_sums"
+    powers = workspace.narrow_points
+    M = np.asarray(cloud) * LOG2_E / 0.05
+    own_x, own_y = (np.broadcast_to(host(z), len(w)) for z, w in ((powers.own_x, a), (powers.own_y, b)))
+    known = (rows.log[:45].get() + own_x.astype(float))[:, None] + cols.log[:330].get() + own_y
+    K = np.exp2(np.where((a > 0)[:, None] & (b > 0), known - M, -np.inf))
+    rng = np.random.default_rng(2)
+    for k, (size, of) in enumerate(((330, K), (45, K.T))):
+        w = rng.random(size)
+        weights = cp.asarray(np.append(w, np.full(-size % 16, np.nan)).astype(np.float32))
+        np.testing.assert_allclose(launch.sum_over(k, weights).sum(0).get(), of @ w, rtol=3e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "inner"])
+def test_products_on_tensor_cores_balance_nearly(metric):
+    x, y, a, b = clouds(45, 70, 9)
+    x[5], a[7], b[50] = 3.0, 0.0, 0.0
+    workspace = begun(mapuot.PointCloud(x, y, metric, form=None), a, b)
+    log = np.where(b > 0, np.linspace(-9, 9, len(b)), -np.inf)
+    (alpha, beta), split = workspace.balance(a == 0, log), workspace.split
+    workspace.split = None
+    for found, right in zip((alpha, beta), workspace.balance(a == 0, log), strict=True):
+        np.testing.assert_allclose(found, right, atol=1e-2)
+    assert split is not None
+
+
+def test_coordinates_beyond_float16_take_no_tensor_cores(monkeypatch):
+    monkeypatch.setattr("mapuot.backends.narrow_points.MOST_ERROR", np.inf)
+    x, y, a, b = clouds(45, 70, 9)
+    for far, sums in ((0.0, "product_sums"), (1e5, "tile_sums")):
+        x[5] += far
+        assert begun(mapuot.PointCloud(x, y, form=None), a, b).launch.sums == sums
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])

@@ -21,13 +21,14 @@ from .. import narrow_points
 from ..boxes import Truncation
 from ..cpu.native import pool_for
 from ..kernel import TINY
+from ..narrow_points import FORMS
 from ..records import put
 from ..rules import START
 from . import vectors
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, begin, by_value, point_blocks, portable_jobs, shape_options, together
-from .launch import Iterate, switches
+from .kernels import MASK, Job, Shape, begin, by_value, kernel, point_blocks, portable_jobs, shape_options, together
+from .launch import Iterate, device_limits, switches
 from .stream import joined
 from .workspace import DeviceWorkspace
 
@@ -36,6 +37,11 @@ DIM = 4  # most dimensions for which a thread keeps coordinates in registers
 TO_TILE = 128
 FROM_TILE = {"float32": 128, "float64": 64}
 DEPTH = {"float32": 16, "float64": 8}
+# point_products.cuh: coordinates of a chunk; chunks in registers; points that get sums, points summed over at a time
+PIECE, HELD_CHUNKS, PRODUCT_TO = 32, 2, 256
+PRODUCT_FROM = 64
+PRODUCTS = 80  # least compute capability of its instructions
+MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
 QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
@@ -43,6 +49,13 @@ QUICK_OUT = -(2.0**30)
 ENDS = ("join_rows", "point_columns")  # kernels after the sums over rows and over columns
 MOST_ACROSS = 2**26  # most partial sums, half a GiB, if a symmetric pass makes only half of the pairs
 EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
+
+
+def on_device(x: Any) -> Any:
+    """Return a vector on the device, and a number as it is."""
+    if np.ndim(x):
+        return vectors.asarray(x)
+    return x
 
 
 def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
@@ -61,7 +74,13 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
         options["DIM"] = 0
     options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
     options["POINT_BLOCKS"] = point_blocks(options)
-    return "portable.cu", "tile_sums" if "DEPTH" in options else "point_sums", options
+    if "CHUNKS" in options:
+        name = "product_sums"
+    elif "DEPTH" in options:
+        name = "tile_sums"
+    else:
+        name = "point_sums"
+    return "portable.cu", name, options
 
 
 def ends_of(options: dict[str, int]) -> tuple[str, ...]:
@@ -107,6 +126,25 @@ class PackedSide:
         self.log[len(log) :] = left_out
 
 
+class SplitSide(PackedSide):
+    """The points of one side in two float16 pieces, for point_products.cuh."""
+
+    def __init__(self, points: Any, count: int, factor: float, largest: Any) -> None:
+        """``points``: (d, count or more) float64; ``largest``: gets the largest size of a coordinate."""
+        d = len(points)
+        chunks = -(-d // PIECE)
+        self.depth = 0
+        self.count = count
+        self.ld = -(-count // PRODUCT_TO) * PRODUCT_TO
+        self.to = self.packed = cp.empty((chunks, self.ld, 4 * PIECE // 8))
+        self.log = vectors.zeros(self.ld, np.float32)
+        steps = (np.int64(step // 8) for step in points.strides)
+        sizes = map(np.int64, (d, count, self.ld, chunks))
+        blocks = min(vectors.MOST_BLOCKS, -(-4 * chunks * self.ld // 256))
+        run = kernel("point_tables.cu", "split_points", STORE=0, COST=0)
+        run((blocks,), (256,), (points, *steps, *sizes, np.float64(factor), self.to, largest))
+
+
 class Passes(NamedTuple):
     """Compiled kernels and options of passes of one precision."""
 
@@ -130,6 +168,7 @@ class PointIterate(Iterate):
     ) -> None:  # fmt: skip
         """``tiled``: point_tiles.cuh makes passes over all pairs; ``together``: one potential, no ranks share rows."""
         self.kl, self.ld, self.masked, self.tiled = kl, shape[2], int(masked is not None), tiled
+        self.products = tiled and device_limits(cp.cuda.Device().id)[0] >= PRODUCTS  # float32 passes on tensor cores
         self.together = together
         self.count = shape[0]
         self.masks = np.zeros(2, MASK)  # for the sums over rows and over columns
@@ -152,7 +191,9 @@ class PointIterate(Iterate):
         else:
             warp = most
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
-        if self.tiled:
+        if self.products and narrow and form == FORMS["products"]:
+            more["CHUNKS"] = -(-d // PIECE)
+        elif self.tiled:
             more["DEPTH"] = depth_of(d, "float32" if narrow else "float64")
         whole = d > DIM or kept or self.masked or tops
         across = self.count * -(-self.count // (8 * most))
@@ -167,7 +208,8 @@ class PointIterate(Iterate):
         self.factor = passes.factor
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
-        d = len(rows.to)
+        split = isinstance(rows, SplitSide)
+        d = len(rows.to) * (PIECE if split else 1)
         _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
         self.block = 256 * each // options["SPLIT"]
@@ -175,6 +217,9 @@ class PointIterate(Iterate):
         if rows.depth:
             self.block = TO_TILE
             at_once = FROM_TILE[rows.log.dtype.name]
+        elif split:
+            self.block = PRODUCT_TO
+            at_once = PRODUCT_FROM
         self.halved = "HALVED" in options
         self.take_kernels(options, self.sums, *ends_of(options))
         self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
@@ -213,7 +258,11 @@ class PointIterate(Iterate):
         to = self.sides[k]
         other = self.sides[1 - k]
         slabs = self.slabs[k]
-        numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
+        if isinstance(to, SplitSide):
+            word = k
+        else:
+            word = to.to.shape[0]
+        numbers = np.int64(to.count), np.int64(other.count), np.int64(word), np.float64(self.factor)
         self.launch(
             self.sums, (-(-to.count // self.block), slabs), 256, np.int32(self.parity), to.to, np.int64(to.ld), to.log,
             other.packed, other.log, weights, self.out, *numbers, *self.lists[k], by_value(self.masks[k, ...]),
@@ -246,6 +295,7 @@ class PointIterate(Iterate):
 class PointWorkspace(DeviceWorkspace):
     launch: PointIterate
     narrow: tuple[PackedSide, PackedSide] | None = None
+    split: tuple[SplitSide, SplitSide] | None = None  # points in float16 pieces
     squares: Any
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -291,7 +341,7 @@ class PointWorkspace(DeviceWorkspace):
         x, y = map(cp.asarray, narrow_points.centred(cloud, reg, namespace(*(cloud.here or (weight,)))))
         if self.size is not None:
             self.narrow_points = narrow_points.NarrowPoints(self.problem, self.size, (x, y))
-            self.narrow = self.sides(x, y, np.float32, 1.0 + narrow_points.expands_squares(cloud))
+            self.narrow = self.narrow_sides(x, y, 1.0 + narrow_points.expands_squares(cloud))
         if self.expands:
             found = squares(x.T), squares(y[:, : cloud.shape[1]])
             if namespace(weight) is np:
@@ -339,6 +389,20 @@ class PointWorkspace(DeviceWorkspace):
         m, n = self.problem.shape
         return PackedSide(x.T, m, self.tiled, dtype, factor), PackedSide(y, n, self.tiled, dtype, 1.0)
 
+    def narrow_sides(self, x: Any, y: Any, factor: float) -> tuple[PackedSide, PackedSide]:
+        """Make both sides for float32 passes: for tensor cores, if these make products and coordinates fit float16."""
+        m, n = self.problem.shape
+        launch = self.launch
+        launch.products = launch.products and narrow_points.form_of(self.cloud)[1] == FORMS["products"]
+        if launch.products:
+            largest = cp.zeros(1)
+            sides = SplitSide(x.T, m, factor, largest), SplitSide(y, n, 1.0, largest)
+            if self.problem.ranks.max(float(largest[0])) < MOST_PIECE:
+                self.split = sides
+                return sides
+            launch.products = False
+        return self.sides(x, y, np.float32, factor)
+
     @cached_property
     def wide(self) -> tuple[PackedSide, PackedSide]:
         """Unscaled coordinates, for float64 passes that do not expand squares."""
@@ -381,14 +445,23 @@ class PointWorkspace(DeviceWorkspace):
         self.choose()
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """Balance K by the kernels of a pass, over the kept pairs if some are skipped."""
-        if self.tiled:
+        """Balance K by the kernels of a pass, over the kept pairs if some are skipped.
+
+        Products on tensor cores find scalings in float32, so that the largest entries are near 1.
+        """
+        unit, own_x, own_y = 1.0, 0.0, 0.0  # a power is unit times the logarithm, less the own term of the point
+        passes = self.tops
+        if self.split and self.narrow_points:
+            passes = Passes(self.split, True, self.narrow_points.form, tops=True)
+            unit = narrow_points.LOG2_E
+            own_x, own_y = map(on_device, (self.narrow_points.own_x, self.narrow_points.own_y))
+        elif self.tiled:
             return super().balance(out_u, plan_v)
-        x = cp.asarray(plan_v)
+        x = vectors.asarray(plan_v)
         ranks = self.problem.ranks
-        self.launch.set_passes(self.tops, self.kept_lists)
-        alpha = self.launch.tops(0, x, out_u, -np.inf)
-        beta = self.launch.tops(1, alpha, plan_v == -np.inf, np.inf)
+        self.launch.set_passes(passes, self.kept_lists)
+        alpha = (self.launch.tops(0, unit * x - own_y, out_u, -np.inf) + own_x) / unit
+        beta = (self.launch.tops(1, unit * alpha - own_x, plan_v == -np.inf, np.inf) + own_y) / unit
         self.choose()
         if namespace(plan_v) is np:
             return (alpha.get(), -ranks.max(-beta.get()))

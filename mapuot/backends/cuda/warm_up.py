@@ -35,7 +35,7 @@ from .kernels import (
     together,
 )
 from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
-from .points import DIM, EXPANDED, depth_of, ends_of, sizes_of, sums_job
+from .points import DIM, EXPANDED, PIECE, depth_of, ends_of, sizes_of, sums_job
 from .sparse import CLUSTER, OWN, pair_options
 from .stream import PLAIN, stream_job
 
@@ -55,6 +55,8 @@ def point_jobs(d: int, memory: int) -> list[Job]:
     for lie in ({}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)) if few else ({},):
         for dtype, form, more in [*kinds, *([("float64", number, {"TOPS": 1})] if few and "HALVED" not in lie else [])]:
             narrow, part = dtype == "float32", lie if few else {"DEPTH": depth_of(d, dtype)}
+            if narrow and not few:
+                part = {"CHUNKS": -(-d // PIECE)}
             if unit := lie.get("KEPT"):
                 part = {"KEPT": 1, "SPLIT": 32 * sizes_of(d, narrow, False, True)[0] // unit}
             jobs.append(sums_job(KL, memory, d, narrow, form, **more, **part))

@@ -224,6 +224,46 @@ static unsigned __ballot_sync(unsigned, bool x) {
 static bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 static bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
 
+// ---- tensor cores
+
+static unsigned short short_of_float(float x) { return bits<unsigned short>((_Float16)x); }
+static float float_of_short(unsigned short h) { return (float)bits<_Float16>(h); }
+
+// one of the two float16 numbers in a word
+static float part_of(unsigned word, int k) { return float_of_short((unsigned short)(word >> 16 * k)); }
+
+// words of lanes 4 first .. 4 first + 3 and 4 second .. 4 second + 3, `count` of each
+static void words_of_lanes(const unsigned *own, int count, int first, int second, unsigned (*found)[4]) {
+    Warp &w = own_warp();
+    memcpy(w.slot[self->id % 32], own, 4 * count);
+    meet(w.barrier, w.live);
+    for (int q = 0; q < 8; q++) memcpy(found[q], w.slot[4 * (q < 4 ? first : second) + q % 4], 4 * count);
+    meet(w.barrier, w.live);
+}
+
+// mma.m16n8k16: sum (16 x 8) += x (16 x 16) y (16 x 8), with the parts of the lanes as in the PTX manual
+static void multiply_tiles(float *sum, const unsigned *x, unsigned y0, unsigned y1) {
+    const int lane = self->id % 32, row = lane / 4, column = 2 * (lane % 4);
+    const unsigned y[2] = {y0, y1};
+    unsigned a[8][4], b[8][4];
+    words_of_lanes(x, 4, row, row, a);
+    words_of_lanes(y, 2, column, column + 1, b);
+    for (int k = 0; k < 16; k++)
+        for (int q = 0; q < 4; q++) {
+            const int of = k % 8 / 2; // the lane, of four, that has coordinate k
+            sum[q] += part_of(a[of][q / 2 + 2 * (k / 8)], k % 2) * part_of(b[of + 4 * (q % 2)][k / 8], k % 2);
+        }
+}
+
+// ldmatrix.x4: lane l points at row l % 8 of matrix l / 8, and gets two numbers of row l / 4 of each matrix
+static void matrices_of(unsigned *y, const void *row) {
+    const int lane = self->id % 32;
+    for (int m = 0; m < 4; m++) {
+        const void *at = shuffled(row, 8 * m + lane / 4);
+        memcpy(y + m, (const char *)at + 4 * (lane % 4), 4);
+    }
+}
+
 static void start() {
     Fiber *own = self;
     body(arguments);

@@ -47,6 +47,10 @@ PTX = {  # start of an asm statement: the C++ in its place, {0} the first operan
     "cp.async.bulk.shared": "memcpy(from_shared({0}), {1}, {2});",
     "cp.reduce.async.bulk": "for (unsigned q = 0; q < {2} / 8; q++) ({0})[q] += ((double *)from_shared({1}))[q];",
     "red.relaxed.gpu.global.add.v4.f32": "({0})[0] += {1}, ({0})[1] += {2}, ({0})[2] += {3}, ({0})[3] += {4};",
+    "cvt.rn.f16.f32": "{0} = short_of_float({1});",
+    "cvt.f32.f16": "{0} = float_of_short({1});",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_tiles(&{0}, &{4}, {8}, {9});",  # arrays of 4
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "matrices_of(&{0}, self->block->shared + (size_t)({4}));",
     "st.relaxed": "*({0}) = {1};",
     "ld.relaxed.gpu.global.u32": "{0} = *{1}; change();",
     "ld.relaxed.gpu.global.f64": "{0} = *{1}; if (is_unset({0})) change();",
