@@ -182,7 +182,7 @@ class Backend:
         raise self.lacks("costs")
 
     def formed(self, cloud: Any, threads: int | None = None) -> tuple[Any, Any]:
-        """Form the cost matrix by the fastest way; return it and a bound on its rounding beyond the rounding of `costs`.
+        """Form the cost matrix by the fastest way; return it and a bound on its rounding beyond the errors of `costs`.
 
         The bound is a number, or an object that becomes one by ``float``.
         """
