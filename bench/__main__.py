@@ -94,7 +94,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[options])
-    commands.add_parser("readme", help="write README.md's tables from bench/results or --out", parents=[options])
+    commands.add_parser(
+        "readme", help="write the tables and docs/speed.png from bench/results or --out", parents=[options]
+    )
     compare = commands.add_parser("compare", help="ratios of two result files")
     compare.add_argument("files", nargs=2, type=Path, metavar="JSON")
     return top

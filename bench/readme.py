@@ -2,10 +2,11 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import brief
+from . import brief, picture
 from .__main__ import module_of
 from .common import RESULTS, ROOT
 
@@ -58,4 +59,6 @@ def run(folder: Path) -> str:
             if count != 1:
                 raise ValueError(f"{page} must have one pair of markers <!-- {marker} -->, found {count}")
             path.write_text(text)
+    if find_spec("matplotlib"):
+        picture.draw(folder / "solve.json", ROOT / "docs" / "speed.png")
     return f"{', '.join(sorted({page for pages, _ in TABLES.values() for page in pages}))} written from {folder}"

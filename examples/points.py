@@ -5,8 +5,8 @@
 A spiral of points is matched to a ring and a far blob that has no counterpart. As a matrix the costs of 20,000 points
 would take 3.2 GB; made in every pass they take none. Unbalanced transport leaves the blob alone: its mass is not worth
 the way. Writes points.png to build/demo: the shapes, coloured by where each point goes, and the share of mass that
-moves; and front.png: 60 points and 70 others, 15 of them far away, by balanced and by unbalanced transport. Needs the
-"demo" extra.
+moves; and front.png: 60 points and 70 others, 15 of them far away, by balanced and by unbalanced transport; and
+arrows.png, of the first steps. Needs the "demo" extra.
 """
 
 from __future__ import annotations
@@ -69,11 +69,23 @@ def draw_both(path: Path, count: int = 60, strays: int = 15) -> None:
     ):
         result = mapuot.solve_sample(x, y, reg=0.02, reg_m=reg_m)
         mapuot.plot.links(result, x, y, ax=axis, keep=0.9).get_legend().remove()
-        for points, colour in ((x, "tab:blue"), (y, "tab:red")):
-            axis.scatter(*points.T, s=28, color=colour, zorder=2)
+        for points, colour, name in ((x, "tab:blue", "from"), (y, "tab:orange", "to")):
+            axis.scatter(*points.T, s=28, color=colour, zorder=2, label=name)
         axis.set(xticks=[], yticks=[], aspect="auto")
         axis.set_title(title, fontsize=18)
+    handles, names = axis.get_legend_handles_labels()
+    figure.legend(
+        handles[-2:], names[-2:], loc="outside lower center", ncols=2, fontsize=15, frameon=False, borderpad=0
+    )
     figure.savefig(path, dpi=110)
+
+
+def draw_arrows(path: Path) -> None:
+    """Draw the picture of docs/first_steps.md, with the program of this page."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((100, 2)), rng.random((80, 2)) + np.array([0.3, 0])
+    result = mapuot.solve(mapuot.PointCloud(x, y), reg=0.005, reg_m=0.2)
+    mapuot.plot.arrows(result, x, y).figure.savefig(path)
 
 
 def main() -> None:
@@ -88,7 +100,8 @@ def main() -> None:
     print(f"{result}\nmass that moves: {result.mass:.3f}; the plan is within {result.error_bound:.1e} of the optimum")
     draw(args.out / "points.png", x, y, result)
     draw_both(args.out / "front.png")
-    print(args.out / "points.png", args.out / "front.png")
+    draw_arrows(args.out / "arrows.png")
+    print(args.out / "points.png", args.out / "front.png", args.out / "arrows.png")
 
 
 if __name__ == "__main__":

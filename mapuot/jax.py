@@ -5,6 +5,8 @@ callback solves on the CPU, and JAX copies GPU arrays there and back, because it
 answer/slopes.py has the formulas. Twin: torch.py.
 """
 
+from __future__ import annotations
+
 from functools import partial
 from importlib.util import find_spec
 from typing import Any

@@ -34,6 +34,7 @@ LEAST_DRAWN = 1e-17  # smaller errors are drawn at this value
 LEAST_MOVED = 0.01  # nodes of an image below this share of the largest moved mass have no displacement
 ARROWS_OF_IMAGE = 16  # arrows along the longer side of an image
 LEAST_REACH = 0.01  # the axis of sorted shares reaches this far from 1 at least: balanced shares differ by rounding
+MANY_POINTS, SIZES = 1000, (20, 10)  # points of a picture, and their areas up to so many points and above
 PLANE = "points in the plane, shape ({}, 2)"
 IMAGES = ("given", "received", "left behind", "displacement")
 FIGURES_OF_TABLE = 144  # cells of a table of transitions that have room for their numbers
@@ -159,14 +160,19 @@ def colour_bar(drawn: Any, ax: Any, label: str, **place: Any) -> Any:
     return bar
 
 
-def legend_below(ax: Any, columns: int) -> None:
-    """Put the legend below the labels of the ticks, where it covers no point."""
+def legend_below(ax: Any) -> None:
+    """Put the legend below the labels of the ticks, where it covers no point, in as many columns as find room."""
+    from matplotlib import rcParams  # noqa: PLC0415 - on first use
     from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415 - on first use
 
+    names = ax.get_legend_handles_labels()[1]
+    size = rcParams["font.size"]
+    room = 72 * ax.get_position().width * ax.figure.get_figwidth()  # points
+    columns = int(room / (size * (0.55 * max(map(len, names)) + 3)))  # a letter is .55 of the size wide
     below = ax.transAxes + ScaledTranslation(0, -26 / 72, ax.figure.dpi_scale_trans)
     ax.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, frameon=False,
-        columnspacing=1.2, handletextpad=0.4, borderaxespad=0.0, markerscale=1.6,
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=min(max(columns, 1), 4),
+        frameon=False, columnspacing=1.2, handletextpad=0.4, borderaxespad=0.0, markerscale=1.6,
     )  # fmt: skip
 
 
@@ -464,8 +470,9 @@ def plane(x: F64, y: F64, ax: Any, labels: Any) -> None:
     colours = colours_of(ax)
     ax.set_aspect("equal")
     if labels is None:
-        ax.scatter(*y.T, s=10, color=colours.cols, alpha=0.7, linewidths=0, label="columns (to)")
-        ax.scatter(*x.T, s=10, color=colours.rows, alpha=0.7, linewidths=0, label="rows (from)")
+        size = SIZES[len(x) + len(y) > MANY_POINTS]
+        ax.scatter(*y.T, s=size, color=colours.cols, alpha=0.7, linewidths=0, label="columns (to)")
+        ax.scatter(*x.T, s=size, color=colours.rows, alpha=0.7, linewidths=0, label="rows (from)")
         return
     (first, second), classes = pair_of(labels, [len(x), len(y)])
     for one, colour in zip(classes, type_colours(len(classes), colours), strict=True):
@@ -482,11 +489,6 @@ def type_colours(count: int, colours: Colours) -> Any:
     if count <= len(colours.cycle):
         return colours.cycle[:count]
     return pyplot().get_cmap("turbo")(np.linspace(0.05, 0.95, count))
-
-
-def some_of(count: int, all_of: int, name: str) -> str:
-    """Name the drawn things, and how many there are where not all of them are drawn."""
-    return name if count == all_of else f"{count} of {all_of} {name}"
 
 
 def arrows(
@@ -548,9 +550,9 @@ def arrows(
         "alpha": opacity, **style,
     }  # fmt: skip
     ax.quiver(*start[rows].T, *step[rows].T, **style)
-    name = some_of(len(rows), count, "arrows")
+    name = "arrows" if len(rows) == count else f"{len(rows)} of {count} arrows"
     ax.plot([], [], color=style["color"], marker=">", markersize=3, markevery=[1], lw=1, label=name)
-    legend_below(ax, 3)
+    legend_below(ax)
     return ax
 
 
@@ -604,14 +606,18 @@ def links(
 
     pairs = host(result.sparse(keep=keep)).tocoo()
     order = np.argsort(-pairs.data, kind="stable")[:most]
+    if len(order) == pairs.nnz:
+        name = f"{100 * keep:.3g} % of the mass"
+    else:
+        name = f"{len(order)} of {pairs.nnz} pairs"
     ends = np.stack([start[pairs.row[order]], end[pairs.col[order]]], axis=1)
     opacity = np.clip(pairs.data[order] / pairs.data.max(initial=1e-300), 0.03, 1.0)
     style = {
         "colors": colours_of(ax).text, "alpha": opacity, "linewidths": 0.7, "zorder": 0,
-        "label": some_of(len(order), pairs.nnz, f"pairs with {100 * keep:.3g} % of the mass"), **style,
+        "label": name, **style,
     }  # fmt: skip
     ax.add_collection(LineCollection(list(ends), **style))
-    legend_below(ax, 2 if labels is None else 3)
+    legend_below(ax)
     return ax
 
 
@@ -832,7 +838,9 @@ def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> A
     columns = min(2, len(names))
     lines = -(-len(names) // columns)
     height = 3.0 * float(np.clip(np.divide(*map(np.multiply, cost.nodes[0], cost.spacing)), 0.4, 2.0))
-    axes = as_axes(ax, len(names), nrows=lines, ncols=columns, figsize=(4.4 * columns, (height + 0.7) * lines))
+    axes = as_axes(
+        ax, len(names), nrows=lines, ncols=min(max(columns, 1), 4), figsize=(4.4 * columns, (height + 0.7) * lines)
+    )
     for panel, name in zip(axes, names, strict=False):
         draw_image(panel, result, cost, name, dict(style))
     for panel in axes[len(names) :]:

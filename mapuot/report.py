@@ -62,9 +62,20 @@ def write_report(
     path : str or path
     title : str, optional
     given : dict, optional
-        Arguments of the call, for a table of their own; those that are None are left out.
+        Arguments of the call, for a table of their own. A value of None is left out.
     values : dict, optional
         ``store.contents(result)``, where the caller has it.
+
+    See Also
+    --------
+    mapuot.Result.report : the same for a call
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> from mapuot.report import write_report
+    >>> result = mapuot.solve(np.random.default_rng(0).random((30, 20)), reg=0.05, reg_m=1.0)
+    >>> write_report(result, "answer.html", "A first answer", {"reg": 0.05, "reg_m": 1.0})
     """
     plot.pyplot()  # or an error with the install command
     ranks = result.problem.ranks

@@ -11,7 +11,10 @@ import mapuot
 
 ROOT = Path(__file__).parents[2]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NEEDS = {"torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "plot": "matplotlib", "patching": "ot"}
+NEEDS = {
+    "torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "plot": "matplotlib", "report": "matplotlib",
+    "patching": "ot",
+}  # fmt: skip
 
 
 def modules():
@@ -61,6 +64,7 @@ def test_everything_public_has_an_example_and_a_see_also(module, name):
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 OUTPUT = re.compile(r"\s*^```text\n(.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+MOST_COLUMNS = 88  # of code on the site, in a window of 1280 pixels
 VARIES = re.compile(r"after \d+ passes, error_bound [^,]*")  # by instruction set
 
 
@@ -86,6 +90,35 @@ def test_blocks_of_pages(code, printed, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     wanted, got = (VARIES.sub("after N passes, error_bound E", text) for text in (printed, shown))
     assert doctest.OutputChecker().check_output(wanted, got, FLAGS) or wanted == got, shown
+
+
+def test_the_picture_of_speed_has_the_recorded_solves_only(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    picture = pytest.importorskip("bench.picture", reason="no benchmark beside an installed package")
+    lines = picture.lines_of(ROOT / "bench/results/solve.json")
+    assert len(lines) == 4
+    assert lines["mapuot"][0] == [100, 500, 2000, 5000]
+    assert lines["OTT-JAX"][0] == [100, 500]  # not measured beyond
+    assert all(seconds > 0 for _, line in lines.values() for seconds in line)
+
+
+def test_code_of_the_site_fits_into_its_column():
+    pages = [*(ROOT / "docs").glob("**/*.md")]
+    wide = [line for page in pages for block in PYTHON.findall(page.read_text(encoding="utf-8"))
+            for line in block.splitlines() if len(line) > MOST_COLUMNS]  # fmt: skip
+    wide += [line for page in (ROOT / "docs/gallery").glob("**/*.py")
+             for line in page.read_text(encoding="utf-8").splitlines() if len(line) > MOST_COLUMNS]  # fmt: skip
+    assert not wide
+
+
+def test_pages_of_plot_have_the_pictures_of_the_gallery():
+    """Each function of mapuot.plot is drawn by the gallery page, in the order that docs/conf.py counts."""
+    conf = (ROOT / "docs/conf.py").read_text(encoding="utf-8")
+    numbers = {name: int(number) for name, number in re.findall(r'"(\w+)": \((\d+), "', conf)}
+    page = (ROOT / "docs/gallery/5_choosing/plot_4_pictures.py").read_text(encoding="utf-8")
+    drawn = re.findall(r"^mapuot\.plot\.(\w+)", page, re.M)
+    assert numbers == {name: place for place, name in enumerate(drawn, 1)}
+    assert set(numbers) == set(mapuot.plot.__all__)
 
 
 def test_tables_of_the_docs_are_those_of_the_records(monkeypatch):

@@ -165,8 +165,8 @@ def test_links_and_dots_are_those_of_the_plan(solved):
     assert len(lines) == result.sparse(keep=0.5).nnz
     i, j = np.unravel_index(np.argmax(result.plan), result.plan.shape)
     np.testing.assert_allclose(lines[0], [x[i], y[j]])
-    assert "pairs with 50 % of the mass" in legend_of(ax)
-    assert f"3 of {len(lines)} pairs with 50 % of the mass" in legend_of(plot.links(result, x, y, keep=0.5, most=3))
+    assert "50 % of the mass" in legend_of(ax)
+    assert f"3 of {len(lines)} pairs" in legend_of(plot.links(result, x, y, keep=0.5, most=3))
     dots = plot.masses(result, x).collections[0]
     np.testing.assert_allclose(dots.get_array(), result.row_marginal * 30)
     assert plot.masses(result, side="cols").get_ylabel() == "moved / given mass of a column"
