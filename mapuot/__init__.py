@@ -30,6 +30,7 @@ from .api.batch import solve_batch
 from .api.certify import Certificate, certify, knn_cost
 from .api.divergence import pairwise, sinkhorn_divergence
 from .api.gromov import GromovResult, gromov
+from .api.gromov_pairs import GromovPairs, gromov_pairwise
 from .api.log_matmul import log_matmul
 from .api.path import path
 from .api.solve import solve, solve_sample
@@ -45,10 +46,11 @@ from .threadpool import ThreadLimit
 
 __version__ = "1.0.0"
 __all__ = [
-    "BarycenterResult", "BatchResult", "Certificate", "ConvergenceWarning", "Grid", "GromovResult", "InfeasibleError",
-    "MultiResult", "PointCloud", "Result", "ScalingWarning", "SeededMask", "Stats", "Tuned", "__version__",
-    "barycenter", "certify", "da", "flow", "gromov", "knn_cost", "load", "log_matmul", "multimarginal", "pairwise",
-    "path", "pot", "sinkhorn_divergence", "solve", "solve_batch", "solve_sample", "tune", "wot",
+    "BarycenterResult", "BatchResult", "Certificate", "ConvergenceWarning", "Grid", "GromovPairs", "GromovResult",
+    "InfeasibleError", "MultiResult", "PointCloud", "Result", "ScalingWarning", "SeededMask", "Stats", "Tuned",
+    "__version__", "barycenter", "certify", "da", "flow", "gromov", "gromov_pairwise", "knn_cost", "load",
+    "log_matmul", "multimarginal", "pairwise", "path", "pot", "sinkhorn_divergence", "solve", "solve_batch",
+    "solve_sample", "tune", "wot",
 ]  # fmt: skip
 threadpoolctl.register(ThreadLimit)
 DOORS = "da", "flow", "jax", "moscot", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra

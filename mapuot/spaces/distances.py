@@ -71,9 +71,15 @@ class Space:
         check_powers(distances, f"{name} must have distances that", "a square")
 
     def form(self) -> None:
-        """Form the matrix of the distances."""
-        self.matrix = self.distances.matrix()
-        self.distances = None
+        """Form the matrix of the distances, and keep nothing else."""
+        if self.distances is not None:
+            self.matrix = self.distances.matrix()
+        elif self.phi is not None:
+            self.matrix = np.maximum(self.rows(0, self.count), 0.0)
+        elif is_sparse(self.matrix):
+            self.matrix = self.matrix.toarray()
+        self.distances = self.phi = None
+        self.has_points = False
 
     def embed(self, w: F64, landmarks: int) -> None:
         """Find coordinates, given the masses w of the points."""
@@ -135,10 +141,8 @@ class Space:
         """Return sum_k X_ik^2 w_k for every i."""
         if self.matrix is not None:
             if is_sparse(self.matrix):
-                squares = self.matrix.multiply(self.matrix)
-            else:
-                squares = self.matrix**2
-            return np.asarray(squares @ w)
+                return np.asarray(self.matrix.multiply(self.matrix) @ w)
+            return np.asarray(np.einsum("ij,ij,j->i", self.matrix, self.matrix, w))
         q = self.phi[:, 0]
         x = self.phi[:, 2:]
         second = x.T @ (x * w[:, None])
@@ -172,11 +176,16 @@ def spaces_of(given: Any, metric: Any, power: Any, backend: str) -> list[Space]:
     kinds = metric if isinstance(metric, tuple) else (metric, metric)
     if len(kinds) != 2:
         raise ValueError(f"metric must be one of {[*KINDS]} or a pair of them, got {shown(metric)}")
-    names = [validate.as_choice(kind, "metric", KINDS) for kind in kinds]
+    return [space_of(x, kind, power, name, backend) for x, kind, name in zip(given, kinds, "XY", strict=True)]
+
+
+def space_of(given: Any, metric: Any, power: Any, name: str, backend: str = "auto") -> Space:
+    """Check a metric and its power, and return the space of points, distances or a graph."""
+    kind = validate.as_choice(metric, "metric", KINDS)
     power = validate.as_positive(power, "power")
     if power > 2:
         raise ValueError(f"power must be in (0, 2], got {shown(power)}")
-    return [Space(x, kind, name, power, backend) for x, kind, name in zip(given, names, "XY", strict=True)]
+    return Space(given, kind, name, power, backend)
 
 
 def prepare(spaces: list[Space], masses: tuple[F64, F64], landmarks: int) -> None:

@@ -117,10 +117,15 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
 
 def between(task: Task, x: F64, y: F64, scale: float, options: dict[str, Any]) -> Result:
     """Solve loosely between features x, y of both spaces' points; ``scale``: a typical squared distance of them."""
-    scale = scale or 1.0  # 0 if all mass lies in one point
-    rho = tuple(np.inf if p == math.inf else scale for p in task.rho)
+    reg, reg_m = loose_penalties(task, scale)
     with muted():
-        return solve(PointCloud(x, y), task.a, task.b, reg=0.05 * scale, reg_m=rho, tol=LOOSE, **options)
+        return solve(PointCloud(x, y), task.a, task.b, reg=reg, reg_m=reg_m, tol=LOOSE, **options)
+
+
+def loose_penalties(task: Task, scale: float) -> tuple[float, tuple[float, ...]]:
+    """Return reg and reg_m for squared distances of this typical size between features."""
+    scale = scale or 1.0  # 0 if all mass lies in one point
+    return 0.05 * scale, tuple(np.inf if p == math.inf else scale for p in task.rho)
 
 
 def by_rows(task: Task, options: dict[str, Any]) -> list[Plan]:
@@ -131,13 +136,20 @@ def by_rows(task: Task, options: dict[str, Any]) -> list[Plan]:
     """
     x = sorted_rows(task.X, task.a)
     y = sorted_rows(task.Y, task.b)
-    means = [w @ z / w.sum() for w, z in ((task.a, x), (task.b, y))]
-    scale = sum(float(w @ (z**2).sum(1)) / w.sum() for w, z in ((task.a, x), (task.b, y))) - 2 * means[0] @ means[1]
-    result = between(task, x, y, max(0.0, float(scale)), options)
-    if result.mass > 0:
-        plan = np.asarray(result.plan, np.float64)
-    else:
-        plan = np.zeros(0)
+    result = between(task, x, y, scale_of_rows(task, x, y), options)
+    return with_noise(task, np.asarray(result.plan, np.float64) if result.mass > 0 else np.zeros(0))
+
+
+def scale_of_rows(task: Task, x: F64, y: F64) -> float:
+    """Return the mean squared distance between the sorted rows of both spaces, by the masses of the points."""
+    sides = (task.a, x), (task.b, y)
+    means = [w @ z / w.sum() for w, z in sides]
+    squares = [float(w @ (z**2).sum(1) / w.sum()) for w, z in sides]
+    return max(0.0, sum(squares) - 2 * float(means[0] @ means[1]))
+
+
+def with_noise(task: Task, plan: F64) -> list[Plan]:
+    """Return a plan times noise, or nothing if it has no mass."""
     if plan.any():
         return [task.given(noisy(plan))]
     return []

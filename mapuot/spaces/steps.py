@@ -9,6 +9,7 @@ of earlier costs and potentials, is added to the cost C.
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,13 @@ from ..answer.sharpness import CLEAR, x_log_x
 from ..answer.slopes import Gradient, mass_slope
 from ..api.solve import solve
 from ..errors import muted
+from ..penalties import F64
 from .task import Plan, StepCost, Task, Terms
 
 LOOSE = 1e-2  # tol of the first inner solve; tol of later ones is SHARE times the change of the plan
 SHARE = 0.1
 FAR, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
+LEAST_MOVE = 1e-2  # singular values of the differences of moves below this share of the largest count as 0
 AHEAD = 0.5  # largest share of the mass that an extrapolation moves
 
 
@@ -34,6 +37,25 @@ class Step(NamedTuple):
     mass: float
     error_bound: float
     n_passes: int
+
+
+class StepProblem(NamedTuple):
+    """The problem of `solve` that a step poses: cost, penalties, ``tol``, and (log u, log v) to start from."""
+
+    cost: StepCost
+    reg: float
+    reg_m: tuple[float, ...]
+    tol: float
+    start: tuple[F64, F64] | None
+
+
+class LastStep(NamedTuple):
+    """The plan after the last step, the terms of its objective, all steps, and whether they settled."""
+
+    plan: Plan
+    parts: Terms
+    steps: list[Step]
+    settled: bool
 
 
 class Limits(NamedTuple):
@@ -162,7 +184,26 @@ class GromovResult(Result):
 
 
 def descend(task: Task, plan: Plan, limits: Limits, options: dict[str, Any], known: bool = True) -> GromovResult:
-    """Take steps until the plan settles; not ``known``: the first plan is lifted, and its change is not measured."""
+    """Take steps until the plan settles; see `steps_from`."""
+    steps = steps_from(task, plan, limits, known)
+    step = next(steps)
+    while True:
+        with muted():  # warnings are muted: only the certificate of the last step counts
+            result = solve(
+                step.cost.posed(), task.a, task.b, reg=step.reg, reg_m=step.reg_m, tol=step.tol, warm_start=step.start,
+                **options,
+            )  # fmt: skip
+        try:
+            step = steps.send(result)
+        except StopIteration as end:
+            return answer_of(result, task, end.value)
+
+
+def steps_from(task: Task, plan: Plan, limits: Limits, known: bool = True) -> Generator[StepProblem, Any, LastStep]:
+    """Yield the problem of each step and receive its `Result`, until the plan settles.
+
+    Not ``known``: the first plan is lifted, and its change is not measured.
+    """
     steps: list[Step] = []
     trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
     start: Any = None
@@ -181,8 +222,7 @@ def descend(task: Task, plan: Plan, limits: Limits, options: dict[str, Any], kno
         if near is not None:
             posed = cost.plus(near[0], reg / near[1])
         start = start and (start[0] / reg, start[1] / reg)
-        with muted():  # warnings are muted: only the certificate of the last step counts
-            result = solve(posed.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
+        result = yield StepProblem(posed, reg, reg_m, close, start)
         task.check_mass(result.mass)
         start = result.potentials  # in units of costs, since reg changes with the mass
         if not task.reg:
@@ -211,9 +251,7 @@ def descend(task: Task, plan: Plan, limits: Limits, options: dict[str, Any], kno
         rest -= 1
         if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
-    return answer_of(
-        result, value=sum(parts), parts=parts, steps=steps, settled=settled, values=[], _task=task, _plan=last
-    )
+    return LastStep(last, parts, steps, settled)
 
 
 def mass_correction(task: Task, before: Plan, after: Plan, is_first: bool) -> float:
@@ -227,13 +265,14 @@ def mass_correction(task: Task, before: Plan, after: Plan, is_first: bool) -> fl
     return 0.5 * task.log_ratio(before, after)
 
 
-def answer_of(result: Result, **members: Any) -> GromovResult:
-    """Return a step's answer with the ``members`` of a GromovResult, and those that a lazy Result has computed."""
+def answer_of(result: Result, task: Task, end: LastStep) -> GromovResult:
+    """Return a `GromovResult` with the last step's answer, and the members that a lazy Result has computed."""
     potentials = result.own_logs
     marginals = result.row_marginal, result.col_marginal
     own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
     answer = GromovResult(*own, result.how, result.skipped)
-    vars(answer).update(vars(result) | vars(answer) | members)
+    members = {"parts": end.parts, "steps": end.steps, "settled": end.settled, "value": sum(end.parts), "values": []}
+    vars(answer).update(vars(result) | vars(answer) | members | {"_task": task, "_plan": end.plan})
     return answer
 
 
@@ -242,18 +281,19 @@ def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | N
 
     ``change``: share of the mass that the last step moved. The extrapolation moves at most AHEAD of the mass.
     """
-    left = [task.vector(after) - task.vector(before) for before, after in trail]
-    if len(left) < 3:
+    if len(trail) < 3:
         return None
-    moves = np.stack([left[-1] - one for one in left[:-1]], 1)
-    share: Any = np.linalg.lstsq(moves, left[-1], rcond=1e-2)[0]
-    plans = [after for _, after in trail]
-    found = plans[-1].mixed(plans[:-1], share)
-    far = float(np.linalg.norm(task.vector(found) - task.vector(plans[-1])) / np.linalg.norm(left[-1]))
-    if not far > 0:
+    before, after = (np.stack([task.vector(plan) for plan in plans]) for plans in zip(*trail, strict=True))
+    left = after - before
+    moves = left[-1] - left[:-1]
+    share = np.linalg.pinv(moves @ moves.T, rcond=LEAST_MOVE**2, hermitian=True) @ (moves @ left[-1])
+    way = share @ (after[-1] - after[:-1])
+    far = float(np.linalg.norm(way) / np.linalg.norm(left[-1]))
+    if not FAR <= far < math.inf:
         return None
-    mixed = plans[-1].mixed(plans[:-1], share * min(1.0, AHEAD / change / far))
-    if far >= FAR and mixed.mass > AHEAD * plans[-1].mass:
+    *plans, last = (plan for _, plan in trail)
+    mixed = last.mixed(plans, share * min(1.0, AHEAD / change / far))
+    if mixed.mass > AHEAD * last.mass:
         return mixed
     return None
 

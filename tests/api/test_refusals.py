@@ -546,6 +546,13 @@ FUNCTIONS = {
         T: [("labels", " must be labels of one kind", np.array([1, "a", 1, "a", 2], object))]}),
     "Result.hvp of both": (lambda **x: solved_cloud().hvp(**x), {"w": POINTS[:4]}, {
         V: [("both", " must be False", True)]}),
+    "gromov_pairwise": (mapuot.gromov_pairwise, {"spaces": [POINTS[:4], POINTS[4:]], "reg": 0.1, "reg_m": 1.0}, {
+        V: [("spaces", "[0] must be a non-empty matrix of points", [np.zeros(3)]),
+            ("masses", "[1] must have shape (5,)", [None, np.ones(4)]), ("reg_m", "[1] must be > 0", (1.0, -1.0)),
+            ("pairs", " must be a (p, 2) array", [0, 1], [[0.0, 1.0]]), ("pairs", " must have indices", [[0, 2]]),
+            ("features", " must be one array (n_i, d)", [np.ones((4, 1)), np.ones((4, 1))]),
+            ("init", " must be one of ['rows', ", "axes"), ("power", " must be in (0, 2]", 3.0)],
+        T: [("comm", "options must be of", None)]}),
     "gromov": (mapuot.gromov, {"X": POINTS[:4], "Y": POINTS[4:], "reg": 0.1, "reg_m": 1.0}, {
         V: [("X", " must be a non-empty matrix of points", np.zeros(3)),
             ("metric", "X must be a square matrix of distances", "precomputed"),

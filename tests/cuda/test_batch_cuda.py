@@ -8,7 +8,7 @@ from judge import measure
 from numpy.testing import assert_allclose
 from problems import Case, histograms, verify
 
-from mapuot import PointCloud, solve, solve_batch
+from mapuot import PointCloud, gromov_pairwise, solve, solve_batch
 from mapuot.arrays import host
 from mapuot.backends.cuda import batch as cuda_batch
 
@@ -340,3 +340,14 @@ def test_own_reg_and_reg_m(kind, reg_m):
         for name in "xy" if reg_m == "hard" else "xyab":  # potentials of hard sides have a constant to choose
             for mine, other in zip(getattr(found, name), getattr(want, name), strict=True):
                 assert_allclose(host(mine), other, rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_of_spaces_are_those_of_the_cpu():
+    rng = np.random.default_rng(0)
+    shapes = [rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (9, 12, 7)]
+    options = {"reg": 0.1, "metric": "euclidean", "init": "independent", "tol": 1e-5, "inner_tol": 1e-8}
+    for reg_m in (np.inf, 3.0):
+        here, there = (gromov_pairwise(shapes, reg_m=reg_m, backend=name, **options) for name in ("cpu", "cuda"))
+        np.testing.assert_allclose(there.value, here.value, rtol=1e-6)
+        assert there.settled.all()
+        assert there.error_bound.max() <= 1e-8
