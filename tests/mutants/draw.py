@@ -16,13 +16,15 @@ CUTS = (
     "api/test_refusals.py::test_told_where_and_only_where_there_is_no_plan "
     "api/test_refusals.py::test_a_flow_shows_what_potentials_do_not"
 )
+JUDGES = "judge", "act", "conclude", "check_in_place", "meet", "undo_rejected", "certify_last", "note_answer"
 FUNCTIONS = {
     "src_c/common/rules.h": ("core/test_rules.py", ()),
     "src_c/newton.c": ("core/test_newton.py hostile/test_bounds.py", ()),
     "src_c/batch.c": ("api/test_batch.py core/test_newton.py", ()),
     "src_cuda/batch_finish.cuh": ("cuda/test_batch_cuda.py", ()),
     "src_cuda/finish_scalars.cuh": ("cuda/test_cuda.py", ()),
-    "mapuot/ascend/loop.py": ("core/test_newton.py core/test_solve.py", ("meet", "end", "stepped", "leave_rejected")),
+    "mapuot/ascend/loop.py": ("core/test_newton.py core/test_solve.py", JUDGES),
+    "mapuot/outcome.py": ("core/test_outcome.py core/test_newton.py core/test_solve.py", ()),
     "mapuot/ascend/barycenters.py": ("api/test_barycenter.py", ("certified", "hard_bounds", "soft_gap", "apart")),
     "mapuot/backends/cpu/operator.py": ("api/test_barycenter.py", ("least_eigenvalue",)),
     "src_c/barycenter.c": ("api/test_barycenter.py", ("logarithms", "log_products", "multiply")),
@@ -33,7 +35,8 @@ FUNCTIONS = {
     "mapuot/problem/parts.py": (PARTS, ()),
     "mapuot/problem/cut.py": (CUTS, ()),
     "mapuot/problem/points.py": ("api/test_points.py", ("error", "_bounds")),
-    "mapuot/answer/result.py": ("api/test_result.py", ("dual", "objective", "unregularised_bounds", "error_bound")),
+    "mapuot/answer/result.py": ("api/test_result.py", ("dual", "objective", "error_bound")),
+    "mapuot/answer/unregularised.py": ("api/test_uses.py api/test_batch_answers.py api/test_result.py", ()),
     "mapuot/marginals/certificate.py": ("api/test_marginals.py", ()),
 }  # fmt: skip
 TURNED = {"<": ">=", ">": "<=", "<=": ">", ">=": "<", "==": "!=", "!=": "=="}

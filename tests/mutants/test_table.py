@@ -6,11 +6,18 @@ import sys
 import pytest
 from launch import HERE, environment
 
-from mutants.__main__ import broken_entries, entries, paths
+from mutants.__main__ import ROOT, broken_entries, entries, paths
+from mutants.draw import FUNCTIONS, bodies
 
 
 def test_texts_stand_once():
     assert not broken_entries()
+
+
+def test_functions_of_the_rule_exist():
+    for file, (_, names) in FUNCTIONS.items():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert [name for name in names if not bodies(text, (name,), file.endswith(".py"))] == []
 
 
 @pytest.mark.parametrize("emulated", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["core", "kernels"])
