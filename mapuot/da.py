@@ -432,7 +432,8 @@ def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     if limit != np.inf:  # costs may all be 0
         limit = limit * M.max()
     check_classes(ys, yt, known_s, known_t)
-    apart = known_s[:, None] & known_t & (ys[:, None] != yt)
+    apart = np.zeros(M.shape, bool)
+    apart[np.ix_(known_s, known_t)] = ys[known_s][:, None] != yt[known_t]
     if limit == np.inf and apart.all():
         raise InfeasibleError("ys and yt must share a class, or have samples without label, where limit_max is inf")
     np.maximum(M, limit, out=M, where=apart)
@@ -448,7 +449,7 @@ def is_known(y: Any) -> Any:
 def check_classes(ys: Any, yt: Any, known_s: Any, known_t: Any) -> None:
     """Warn if -1 looks like one of two classes: it means unknown."""
     classes = {*ys[known_s].tolist(), *yt[known_t].tolist()}
-    marked = all(not known.all() and (y[~known] == MISSING_LABEL).all() for y, known in ((ys, known_s), (yt, known_t)))
+    marked = all(not known.all() and not is_missing(y).any() for y, known in ((ys, known_s), (yt, known_t)))
     if marked and len(classes) == 1:
         (other,) = classes
         warn(f"ys and yt hold {other!r} and -1 only, and -1 means unknown: give the class another name if it is one")

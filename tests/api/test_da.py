@@ -69,7 +69,10 @@ def test_missing_labels_are_unknown(limit_max):
     words = np.array(["stem", "blood", "skin", None], object)  # ... at -1
     numbers = np.where(ys < 0, np.nan, ys), np.where(yt < 0, np.nan, yt)
     nullable = (pandas.Series(y).astype("Int64").mask(y < 0) for y in (ys, yt))
-    for s, t in (numbers, (words[ys], words[yt]), (pandas.Categorical(words[ys]), words[yt].tolist()), nullable):
+    texts = (pandas.Series(words[y], dtype="string") for y in (ys, yt))  # NA is neither equal nor unequal to a label
+    objects = (pandas.Series(words[y], dtype="string").to_numpy(object) for y in (ys, yt))
+    categories = pandas.Categorical(words[ys]), words[yt].tolist()
+    for s, t in (numbers, (words[ys], words[yt]), categories, nullable, texts, objects):
         assert_allclose(transport.fit(xs, s, xt, t).coupling_, right, rtol=1e-12)
     with pytest.raises(ValueError, match=r"ys must not lack labels, got 1 None or NaN, first at 1: .*unknown"):
         transport.transform_labels(words[ys])
