@@ -44,7 +44,7 @@ FN double moved(const Factored &F, int64_t at, double length) {
     return length > 0 ? F.log_v[at] + length * F.y[at] : F.log_v[at];
 }
 
-// See gain_of in backends/cpu/factored.py
+// See LogarithmicMargin.lift in backends/cpu/margins.py; mass: 1 where the mass of the plan changes with the side
 FN double gain_of(double marginal, double k, double change, double mass) {
     return marginal * (k > 0 ? -expm1(-k * change) * (1 / k + mass) : change);
 }

@@ -6,11 +6,11 @@ import numpy as np
 
 from ..arrays import host, namespace
 from ..backends import factored
-from ..backends.factored import Reached
+from ..backends.factored import Margin, Reached
 from ..backends.newton import HOLDS, Newton
 from ..backends.operator import parts_of
 from ..contract import Backend, Options
-from ..penalties import F64
+from ..penalties import F64, PENALTIES
 from ..problem.problem import BatchProblem, Common, Problem
 from ..processor import default_threads
 
@@ -53,28 +53,50 @@ def improved(
     """
     p, m, n = exponents.shape
     a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
-    k_rows, k_cols = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
     both_hard = all(bool(side.hard.all()) for side in task.sides)
     allowed = np.full(p, factored.allowed_miss(options.tol, (m, n), both_hard))
     costs = -exponents
-    sides = factored.Sides(a, b, k_rows, k_cols)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        units = unit_masses(xp, task.sides, a, b)
+        rows, cols = (margin_of(xp, side, x, task.reg, units) for side, x in zip(task.sides, (a, b), strict=True))
         if task.unmasked == "product":
-            log_c = (xp.log(a), xp.log(b))
+            log_c = (xp.log(a) - xp.log(units), xp.log(b))
         else:
-            log_c = (xp.zeros((p, m)), xp.zeros((p, n)))
+            log_c = (xp.zeros((p, m)) - xp.log(units), xp.zeros((p, n)))
+        zeros = [xp.where(left_out, -np.inf, 0.0) for left_out in map(is_left_out, (rows, cols), log_c)]
         turned = m < n
         if turned:  # steps are made for the smaller side
             costs = xp.ascontiguousarray(costs.swapaxes(1, 2))
-            sides = factored.Sides(b, a, k_cols, k_rows)
+            rows, cols = cols, rows
             log_c = log_c[::-1]
+            zeros = zeros[::-1]
             starts = [Reached(level, log_v, log_u) for level, log_u, log_v in starts]
-        zeros = (xp.where(x > 0, 0.0, -np.inf) for x in (sides.a, sides.b))
-        work = plans_of(options.threads, costs, log_c, sides, *zeros)
+        work = plans_of(options.threads, costs, log_c, (rows, cols), *zeros)
         with work.working():
             factors = factored.improve(work, allowed, starts, task.spread)
     found = work.best[0 if turned else 1]
     return xp.where(xp.isfinite(found), found, 0.0), factors
+
+
+def unit_masses(xp: Any, sides: Any, a: Any, b: Any) -> Any:
+    """Return powers of 2 near the masses of the plans, (p, 1), as units of mass: squares of 1e-160 are 0."""
+    sums = [xp.log2(x.sum(1, keepdims=True)) for x in (a, b)]
+    hard = [x for x, side in zip(sums, sides, strict=True) if side.demands] or sums
+    return xp.exp2(xp.rint(sum(hard) / len(hard)))
+
+
+def margin_of(xp: Any, side: Any, weight: Any, reg: float, units: Any) -> Margin:
+    """Return a side of the plans, in units of mass."""
+    rho = xp.broadcast_to(xp.asarray(side.rho), weight.shape)
+    if side.penalty != "range":
+        return Margin(side.penalty, weight / units, reg / (rho * units ** (side.kind.degree - 1)))
+    low, high = (weight * xp.asarray(factor) / units for factor in (side.rho, side.upper))
+    return Margin(side.penalty, weight / units, xp.zeros(weight.shape), low, high)
+
+
+def is_left_out(margin: Margin, log_c: Any) -> Any:
+    """Return a mask of the points with the scaling 0: no reference mass, or a weight of 0 that forbids mass."""
+    return (log_c == -np.inf) | ((margin.weight == 0) & PENALTIES[margin.penalty].strict)
 
 
 def plans_of(threads: int | None, costs: Any, log_c: Any, sides: Any, log_u: Any, log_v: Any) -> Any:

@@ -23,6 +23,7 @@ class StageSettings(Settings):
     kept_below: float = 5e-4
     kept_entries: int = SERIAL_ENTRIES
     most_together: int = 60  # passes of one potential before ordinary ones; where it works, 2 to 12 are enough
+    least_patience: int = 250  # passes at least before Newton's steps with a factor, of a small max_passes
     inner_share: float = 0.6  # of tol, for the kept pairs; the rest is for the skipped pairs
     # Points of the smaller side up to which a GPU makes no products between hard sides: of 5000 points a step with a
     # factor takes 11 ms, a product .4 ms (H200), and the ratio grows as the size.

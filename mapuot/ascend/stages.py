@@ -83,8 +83,7 @@ def route(
     if nats is not None:
         options = inner(options)
     keeps = keeps_pairs(problem, options) and backend.keeps_pairs(problem)
-    limits = backend.most_factored, backend.few_passes, backend.few_products
-    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, *limits)
+    found = stages(problem, options, most, backend, warm, nats is not None, escalate, keeps)
     return Route(turns, warm, nats, options, found)
 
 
@@ -107,14 +106,13 @@ def keeps_pairs(problem: Problem, options: Options) -> bool:
 
 
 def stages(
-    problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False,
-    most_factored: int = 0, few_passes: int = 0, few_products: int = 0,
+    problem: Problem, options: Options, most: int, backend: Backend, warm: bool, skips: bool, escalate: bool,
+    keeps: bool = False,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """List the stages in order; ``most_factored``: the most points of a side for Newton's steps with a factor.
+    """List the stages in order.
 
-    ``few_passes``: passes of a stage between hard sides before such steps, 0: by the size; ``few_products``: products
-    of Newton's step before them, 0: as many as passes. Up to `STAGES.most_without_products` points there are no
-    products, and passes certify nothing.
+    Where Newton's steps with a factor may follow, passes and products are few. On a GPU there are no products between
+    hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
     """
     reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
     found = climb(problem, options, most // 2)
@@ -123,7 +121,7 @@ def stages(
         found[0] = found[0]._replace(begin="zeros")
         begin = "here"
         leave = math.inf if skips else STAGES.warm_error
-    factors = factors_serve(problem, options, most_factored)
+    factors = factors_serve(problem, options, backend)
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
     found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
     keeps = keeps and bool(found) and reg < small
@@ -146,24 +144,30 @@ def stages(
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
-        hurries = few_passes > 0 and problem.balanced and not options.symmetric  # one potential needs few products
+        hurries = (
+            backend.few_passes > 0 and problem.balanced and not options.symmetric
+        )  # one potential needs few products
         leaves = hurries and min(problem.shape) <= STAGES.most_without_products
-        passes = few_passes if leaves else patience(problem.shape, problem.balanced)
-        found = [stage._replace(patience=passes, products=few_products, certifies=not leaves) for stage in found]
+        passes = min(patience(problem.shape, problem.balanced), max(most // 4, STAGES.least_patience))
+        if leaves:
+            passes = backend.few_passes
+        found = [x._replace(patience=passes, products=backend.few_products, certifies=not leaves) for x in found]
         if hurries:  # steps may begin where a larger reg has ended
             rough = max(tol, START_TOL)
             found = [x if x.reg == reg else x._replace(tol=rough, certifies=False) for x in found]
         finest = "float64" if wider else storage
-        found.append(Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True))
+        found.append(Stage(reg, tol, finest, memory, most, NO_ANSWER, "here", patience=passes, factored=True))
     return tuple(found)
 
 
-def factors_serve(problem: Problem, options: Options, most: int) -> bool:
-    """Return whether Newton's steps with a factor may follow stalled passes; ``most``: points of the smaller side."""
+def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
+    """Return whether Newton's steps with a factor may follow stalled passes."""
     cost = problem.cost
     known = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1 and options.memory > 0
-    if not (known and problem.rows.logarithmic and problem.cols.logarithmic and min(problem.shape) <= most):
+    if not known or min(problem.shape) > backend.most_factored:
         return False
+    if not (problem.rows.logarithmic and problem.cols.logarithmic):
+        return backend.factors_all_penalties
     return is_stiff(problem.reg, max(side.rho_range[1] for side in problem.sides))
 
 

@@ -8,6 +8,9 @@ is minus its Hessian. A step solves (S + shift diag(s + k2 q)) y = q - s by Chol
 of points that hardly exchange mass give S eigenvalues below its rounding: a larger shift bounds the step between
 groups and changes nothing within them. A line search on the dual value halves the step, or doubles one between groups.
 
+With other penalties the prox of the rows has a slope fi of its own, and q may jump where log v is at a kink
+(cpu/margins.py): a column stays at its kink while s is among the optimal marginals there.
+
 A start far away is left for a path of regs, each half of the one before: two steps at each are usual. The path begins
 at the least reg at which passes have come near, or at a large one. Steps certify nothing; the pass that follows does
 (newton.c).
@@ -34,7 +37,7 @@ LONGEST = 100.0  # nats that a step may move a potential: 30 take 1.2 to 1.6 tim
 FARTHEST = 1e7  # nats that a doubled step may move a potential: without a plan the dual value has no bound
 BETWEEN_GROUPS = 3.0  # nats of a step from which on twice its length is tried
 CONSTANT = 1e-3  # of the diagonal, along constants, where S is singular if all points are hard
-RESIDUAL = 1e-3  # of the equations' right side, above which the factor was not positive definite
+RESIDUAL = 1e-3  # of the equations' right side, beyond this the factor was not positive definite
 ARMIJO = 1e-4  # of the slope: gain that a step must bring
 GAIN_ROUNDING = 1e-15  # of the terms of a gain, and of the mass: changes of log u are logarithms of sums
 SHORTEST = 1e-6  # part of a step that is tried at last
@@ -55,16 +58,17 @@ MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30
 MOST_COARSE_STEPS = 30  # the same at larger regs of a first path
 
 
-class Sides(NamedTuple):
-    """Masses and k = reg / rho, 0 where hard, of the rows (p, m) and of the columns (p, n)."""
+class Margin(NamedTuple):
+    """A side of the plans: its penalty, its masses (p, points) and k = reg / rho, 0 where hard.
 
-    a: Any
-    b: Any
-    k_rows: Any
-    k_cols: Any
+    ``low``, ``high``: the least and the largest masses of a range.
+    """
 
-    def of(self, which: Any) -> Sides:
-        return Sides(*(x[which] for x in self))
+    penalty: str
+    weight: Any
+    k: Any
+    low: Any = None
+    high: Any = None
 
 
 class Judged(NamedTuple):
@@ -74,6 +78,7 @@ class Judged(NamedTuple):
     gain: F64  # growth of the dual value over reg, from the potentials accepted last
     noise: F64  # rounding of the gain
     rounding: F64  # of exponents, relative to an entry of the plan: no step misses less
+    promise: F64  # growth of the dual value over reg that the gradient promises: columns stop at kinks on the way
 
 
 class Solved(NamedTuple):
@@ -81,7 +86,6 @@ class Solved(NamedTuple):
 
     solved: Any  # whether y solves them
     far: F64  # largest |y_j|
-    slope: F64  # <y, q - s>: growth of the dual value over reg for a short step
 
 
 class FactoredPlans(Protocol):
@@ -111,7 +115,7 @@ class FactoredPlans(Protocol):
         """Set log v by the columns' prox for log u: a point of little mass is otherwise far from its potential."""
 
     def working(self) -> AbstractContextManager[None]:
-        """Return a context of all work, which has ended when the context is left."""
+        """Return a context of all work: at its end the work has ended."""
 
     def trial(self, places: Any, lengths: F64) -> Judged:
         """Form the plans of log v + length y that meet their rows."""
@@ -242,7 +246,7 @@ def begin(work: FactoredPlans, places: Any) -> Judged:
 def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> Descent:
     """Make steps until columns miss at most ``allowed`` of the mass, or no step gains."""
     work.meet_columns(places)
-    missed, _, _, rounding = begin(work, places)
+    missed, _, _, rounding, _ = begin(work, places)
     shifts = np.zeros(len(places))
     moves = np.ones(len(places), bool)
     factors = 0
@@ -265,7 +269,6 @@ class NewtonStep(NamedTuple):
 
     length: F64
     far: F64
-    slope: F64
     factors: int
 
 
@@ -273,35 +276,36 @@ def find_step(work: FactoredPlans, places: Any, shifts: F64) -> tuple[NewtonStep
     """Return the steps, and the shifts of the diagonal that keep them so short."""
     work.form_equations(places)
     shifts = np.maximum(shifts, LEAST_SHIFT)
-    length, far, slope = np.zeros((3, len(places)))
+    length, far = np.zeros((2, len(places)))
     todo = np.arange(len(places))
     factors = 0
     while len(todo):
-        solved, found_far, found_slope = work.solve(places[todo], shifts[todo])
+        solved, found_far = work.solve(places[todo], shifts[todo])
         factors += len(todo)
         good = solved & ((found_far <= LONGEST) | (shifts[todo] >= MOST_SHIFT))
         ends = todo[good]
-        far[ends], slope[ends] = found_far[good], found_slope[good]
+        far[ends] = found_far[good]
         length[ends] = LONGEST / np.maximum(found_far[good], LONGEST)
         grown = np.full(len(todo), SHIFT_GROWS)
         grown[solved] = np.maximum(1.5 * found_far[solved] / LONGEST, SHIFT_GROWS)
         shifts[todo[~good]] *= grown[~good]
         todo = todo[~good & (shifts[todo] <= grown)]
-    return NewtonStep(length, far, slope, factors), shifts
+    return NewtonStep(length, far, factors), shifts
 
 
 def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, Judged]:
     """Form the best plans along the steps; return which of them gain, and their numbers."""
     length = step.length.copy()
     judged = work.trial(places, length)
-    _, gain, noise, _ = judged
+    _, gain, noise, _, promise = judged
 
     def try_length(some: Any) -> None:
         for own, new in zip(judged, work.trial(places[some], length[some]), strict=True):
             own[some] = new
 
     def is_short_of(some: Any) -> Any:
-        return ~(gain[some] >= ARMIJO * length[some] * step.slope[some] - noise[some])
+        enough = ARMIJO * np.maximum(promise[some], 0.0) - noise[some]
+        return ~((gain[some] >= enough) & np.isfinite(noise[some]))  # where the plan overflows, noise is inf
 
     short = np.flatnonzero((length > 0) & is_short_of(slice(None)))
     while len(short):

@@ -29,7 +29,8 @@ def posed(p, m, n, rho, forbidden):
     with np.errstate(divide="ignore"):
         log_c = np.log(a), np.log(b)
     start = (np.where(w > 0, 0.0, -np.inf) for w in (a, b))
-    return costs, log_c, factored.Sides(a, b, *rates), *start
+    sides = tuple(factored.Margin("kl", *side) for side in zip((a, b), rates, strict=True))
+    return costs, log_c, sides, *start
 
 
 def points(seed):
@@ -61,8 +62,9 @@ def clustered(seed):
 def test_steps_are_those_of_the_host(p, m, n, rho, forbidden):
     costs, log_c, sides, *start = posed(p, m, n, rho, forbidden)
     here = HostPlans(costs, log_c, sides, *start)
-    sent = [tuple(map(cp.asarray, x)) for x in (log_c, sides, start)]
-    there = DevicePlans(cp.asarray(costs), sent[0], factored.Sides(*sent[1]), *sent[2])
+    sent = [tuple(map(cp.asarray, x)) for x in (log_c, start)]
+    there_sides = [factored.Margin("kl", cp.asarray(side.weight), cp.asarray(side.k)) for side in sides]
+    there = DevicePlans(cp.asarray(costs), sent[0], there_sides, *sent[1])
     allowed = np.full(p, 1e-10)
     spread = float(np.ptp(costs[np.isfinite(costs)]))
     # shifts depend on the rounding

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...penalties import F64
 from .. import records
-from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
+from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Margin, Solved
 from .arrays import pinned
 from .kernels import Job, by_value, kernel
 
@@ -27,19 +27,23 @@ JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of
 class DevicePlans:
     """A `FactoredPlans` of backends/factored.py; parameters as of `HostPlans`, all CuPy arrays."""
 
-    def __init__(self, costs: Any, log_c: tuple[Any, Any], sides: Sides, log_u: Any, log_v: Any) -> None:
+    def __init__(
+        self, costs: Any, log_c: tuple[Any, Any], sides: tuple[Margin, Margin], log_u: Any, log_v: Any
+    ) -> None:
         p, m, n = self.count, self.m, self.n = costs.shape
         self.costs = cp.ascontiguousarray(costs)
         self.log_u = cp.array(log_u, order="C")
         self.log_v = cp.array(log_v, order="C")
         self.best = self.log_u.copy(), self.log_v.copy()
-        self.all_hard = not (bool((sides.k_rows > 0).any()) or bool((sides.k_cols > 0).any()))
+        self.all_hard = not any(bool((side.k > 0).any()) for side in sides)
+        self.slope = np.zeros(p)  # <y, q - s> of the last steps
         self.y = cp.zeros((p, n))
         self.weighed = cp.empty((p, m, n))
         rows = {name: cp.zeros((p, m)) for name in ("r", "next_u", "next_r", "back", "row_gain")}
         names = "s", "q", "next_v", "next_s", "next_q", "soft", "col_gain", "own", "size", "right"
         columns = {name: cp.zeros((p, n)) for name in names}
-        known = {name: cp.ascontiguousarray(x) for name, x in zip(sides._fields, sides, strict=True)}
+        known = dict(zip("ab", (cp.ascontiguousarray(side.weight) for side in sides), strict=True))
+        known |= {name: cp.ascontiguousarray(x.k) for name, x in zip(("k_rows", "k_cols"), sides, strict=True)}
         known |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
         self.numbers = cp.empty((p, 4))
         self.answers = pinned(4 * p).reshape(p, 4)
@@ -111,7 +115,8 @@ class DevicePlans:
         self.launch("meet_rows", count * self.m)
         self.launch("sum_columns", count * -(-self.n // COLUMNS), COLUMNS * GROUPS)
         self.launch("judge_plans", count)
-        return Judged(*self.read_numbers(count))
+        missed, gain, noise, rounding = self.read_numbers(count)
+        return Judged(missed, gain, noise, rounding, lengths * self.slope[places])
 
     def accept(self, places: Any) -> None:
         if len(places):
@@ -147,4 +152,5 @@ class DevicePlans:
         self.launch("find_residuals", count * n)
         self.launch("judge_steps", count)
         solved, far, slope, _ = self.read_numbers(count)
-        return Solved(solved > 0, far, slope)
+        self.slope[places] = slope
+        return Solved(solved > 0, far)
