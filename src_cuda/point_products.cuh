@@ -11,9 +11,9 @@
 #define UNITS 8           // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
 #define WARP_TO 32        // points of a warp that get sums
 #define TO_TILE (8 * WARP_TO)
-#define HELD (CHUNKS <= HELD_CHUNKS) // are all coordinates in registers?
-#define FROM_TILE (HELD ? 64 : 32)
-#define GROUPS (FROM_TILE / 8)  // of 8 points, which one instruction multiplies with 16 others
+#define AT_ONCE (CHUNKS <= HELD_CHUNKS) // are all coordinates in registers?
+#define FROM_TILE (AT_ONCE ? 64 : 32)
+#define OCTETS (FROM_TILE / 8)  // of 8 points, which one instruction multiplies with 16 others
 #define TILES_STRETCH 4         // tiles of products that a lane sums in float32
 
 // The place, in 16 bytes, of unit u of point p: places of 8 neighbours differ modulo 8, so that no bank serves two
@@ -65,7 +65,7 @@ struct Pieces {
     }
 };
 
-typedef uint4 Stage[HELD ? CHUNKS : 1][FROM_TILE * UNITS]; // the chunks of a tile, or one chunk
+typedef uint4 Stage[AT_ONCE ? CHUNKS : 1][FROM_TILE * UNITS]; // the chunks of a tile, or one chunk
 
 struct alignas(16) Ends {
     float log[FROM_TILE], weight[FROM_TILE];
@@ -75,7 +75,7 @@ struct alignas(16) Ends {
 FN void bring_tile(Stage &here, Ends &ends, const uint4 *from, const float *log, const float *weight, int64_t ld,
                    int64_t others, int tile, int chunk) {
     const int64_t j0 = (int64_t)tile * FROM_TILE;
-    UNROLLED (int c = 0; c < (HELD ? CHUNKS : 1); c++)
+    UNROLLED (int c = 0; c < (AT_ONCE ? CHUNKS : 1); c++)
         UNROLLED (int q = 0; q < FROM_TILE * UNITS / 256; q++) {
             const int at = threadIdx.x + 256 * q;
             bring(here[c] + at, from + ((chunk + c) * ld + j0) * UNITS + at);
@@ -103,20 +103,20 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
     const int64_t i0 = (int64_t)blockIdx.x * TO_TILE + threadIdx.x / 32 * WARP_TO;
     const int64_t tiles = (others + FROM_TILE - 1) / FROM_TILE;
     const int first = (int)(tiles * blockIdx.y / gridDim.y), end = (int)(tiles * (blockIdx.y + 1) / gridDim.y);
-    const int stages = HELD ? 1 : CHUNKS; // of a tile
+    const int stages = AT_ONCE ? 1 : CHUNKS; // of a tile
     float own[2][2], acc[2][2];
     double total[2][2];
-    Pieces mine[HELD ? CHUNKS : 1][2];
+    Pieces mine[AT_ONCE ? CHUNKS : 1][2];
     UNROLLED (int m = 0; m < 2; m++) {
         UNROLLED (int h = 0; h < 2; h++) {
             own[m][h] = to_log[i0 + 16 * m + 8 * h + lane / 4];
             acc[m][h] = TOPS ? -INF : 0;
             total[m][h] = TOPS ? -INF : 0;
         }
-        UNROLLED (int c = 0; HELD && c < CHUNKS; c++) mine[c][m].take(to + (c * to_ld + i0 + 16 * m) * UNITS);
+        UNROLLED (int c = 0; AT_ONCE && c < CHUNKS; c++) mine[c][m].take(to + (c * to_ld + i0 + 16 * m) * UNITS);
     }
     if (first < end) bring_tile(stage[0], ends[first % 2], from, from_log, weight, from_ld, others, first, 0);
-    float sum[HELD ? 1 : GROUPS][2][4];
+    float sum[AT_ONCE ? 1 : OCTETS][2][4];
     for (int tile = first, turn = 0; tile < end; tile++) {
         for (int chunk = 0; chunk < stages; chunk++, turn ^= 1) {
             const bool last = chunk + 1 == stages;
@@ -127,31 +127,31 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
                            tile + last, last ? 0 : chunk + 1);
             const Stage &here = stage[turn];
             const Ends &known = ends[tile % 2];
-            if (!HELD)
+            if (!AT_ONCE)
                 UNROLLED (int m = 0; m < 2; m++) mine[0][m].take(to + (chunk * to_ld + i0 + 16 * m) * UNITS);
-            _Pragma("unroll (HELD ? 2 : GROUPS)") for (int g = 0; g < GROUPS; g++) {
-                float(&s)[2][4] = sum[HELD ? 0 : g];
+            _Pragma("unroll (AT_ONCE ? 2 : OCTETS)") for (int g = 0; g < OCTETS; g++) {
+                float(&s)[2][4] = sum[AT_ONCE ? 0 : g];
                 if (chunk == 0) {
                     const float2 log = *(const float2 *)(known.log + 8 * g + 2 * part);
                     UNROLLED (int m = 0; m < 2; m++) // these sums of multiples of 2^-8 are exact
                         UNROLLED (int q = 0; q < 4; q++) s[m][q] = own[m][q / 2] + (q % 2 ? log.y : log.x);
                 }
-                UNROLLED (int c = 0; c < (HELD ? CHUNKS : 1); c++) {
+                UNROLLED (int c = 0; c < (AT_ONCE ? CHUNKS : 1); c++) {
                     uint32_t y[4], z[4];
                     take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 8));
                     take_four(z, here[c] + unit_of(8 * g + lane % 8, 4 + lane / 8));
                     UNROLLED (int m = 0; m < 2; m++) mine[c][m].template add<TURNED>(s[m], y, z);
                 }
-                if (HELD) add_entries(s, *(const float2 *)(known.weight + 8 * g + 2 * part), acc);
+                if (AT_ONCE) add_entries(s, *(const float2 *)(known.weight + 8 * g + 2 * part), acc);
             }
-            if (!HELD && last)
-                UNROLLED (int g = 0; g < GROUPS; g++)
+            if (!AT_ONCE && last)
+                UNROLLED (int g = 0; g < OCTETS; g++)
                     add_entries(sum[g], *(const float2 *)(known.weight + 8 * g + 2 * part), acc);
         }
         if ((tile - first) % TILES_STRETCH == TILES_STRETCH - 1 || tile + 1 == end)
             UNROLLED (int m = 0; m < 2; m++)
                 UNROLLED (int h = 0; h < 2; h++) {
-                    JOIN(total[m][h], acc[m][h]);
+                    JOIN(total[m][h], (double)acc[m][h]);
                     acc[m][h] = TOPS ? -INF : 0;
                 }
     }
