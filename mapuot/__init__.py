@@ -28,10 +28,11 @@ from .answer.result import Result
 from .api.barycenter import BarycenterResult, barycenter
 from .api.batch import solve_batch
 from .api.certify import Certificate, certify, knn_cost
-from .api.divergence import pairwise, sinkhorn_divergence
+from .api.divergence import sinkhorn_divergence
 from .api.gromov import GromovResult, gromov
 from .api.gromov_pairs import GromovPairs, gromov_pairwise
 from .api.log_matmul import log_matmul
+from .api.pairwise import pairwise
 from .api.path import path
 from .api.solve import solve, solve_sample
 from .api.tune import Tuned, tune

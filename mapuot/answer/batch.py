@@ -20,7 +20,7 @@ from ..problem.problem import BatchProblem
 from ..problem.validate import as_choice, as_count
 from ..ranks import ALONE
 from ..status import FAILED
-from . import slopes
+from . import slopes, standard_error
 from .batch_plan import BatchPlan, counts_of
 from .draw import DRAWS, as_generator, draw_rows
 from .result import Answer, Result, numbers, primal_value, with_constant
@@ -398,6 +398,11 @@ class BatchResult(Answer, Sequence[Result]):
         for each problem. ``error`` has (p,) bounds. See `Result.gradient`.
         """
         return slopes.gradient(self)
+
+    def standard_error(self, draws: Any = None) -> F64:
+        """Return the standard errors of the values between samples, (p,): see `Result.standard_error`."""
+        found: F64 = standard_error.standard_error(self, draws)
+        return found
 
     def plan_sum(self, weights: ArrayLike) -> Any:
         """Return ``sum_q weights_q P_q``, (m, n) float64; with a cost for each problem, ``weights_q P_q``, (p, m, n).

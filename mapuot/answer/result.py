@@ -30,7 +30,7 @@ from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, describe_bound
 from ..synonyms import AnswerHints, hinted
-from . import between, curvature, sharpness, slopes, unregularised
+from . import between, curvature, sharpness, slopes, standard_error, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows
 from .store import contents
 from .summary import as_table
@@ -242,6 +242,7 @@ class Result(CertifiedAnswer, Answer):
     sharpness = cached_property(sharpness.sharpness)
     unregularised_bounds = unregularised.unregularised_bounds
     gradient, potential, map = slopes.gradient, slopes.potential, slopes.map
+    standard_error = standard_error.standard_error
     hvp, interpolate = curvature.hvp, between.interpolate
 
     def __init__(

@@ -1,0 +1,251 @@
+"""Debiased Sinkhorn divergences between pairs of many clouds, in batches of pairs of similar size."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..annotations import MarginalPenalty
+from ..answer.standard_error import error_of_divergence, self_slope
+from ..arrays import host
+from ..penalties import F64
+from ..problem.clouds import Clouds, Places, PointCloud
+from ..problem.scale import scales_of
+from ..problem.validate import as_array
+from ..progress import bar as progress_bar
+from ..ranks import Ranks, join
+from ..route.options import options_of_value
+from ..synonyms import REQUIRED, hinted
+from .batch import solve_batch
+from .divergence import check_options
+from .entry import entry
+
+CHUNK_BYTES = 1 << 26  # vectors of the problems that are solved in one batch
+
+
+def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
+    """Return several clouds of points as one `PointCloud`."""
+    cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
+    if cloud.ndim != 3:
+        raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}")
+    return cloud
+
+
+def costs_of_clouds(given: dict[str, Any]) -> list[Any]:
+    """Return the costs of the arguments of `pairwise`, for their statistic."""
+    check_options(given, given["reg_m"])
+    return [as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost.whole]
+
+
+@hinted
+@entry(costs=costs_of_clouds, each=False)
+def pairwise(
+    clouds: Any,
+    masses: Any = None,
+    reg: ArrayLike = REQUIRED,
+    reg_m: MarginalPenalty = REQUIRED,
+    *,
+    scale_cost: str | None = None,
+    scale_each: bool = False,
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    weights: ArrayLike | None = None,
+    comm: Any = None,
+    progress: bool = False,
+    standard_error: bool = False,
+    **options: Any,
+) -> Any:
+    """Compute the debiased Sinkhorn divergences between all pairs of k clouds of points.
+
+    Parameters
+    ----------
+    clouds : (k, n, d) array, or list of k arrays (n_i, d)
+        Points, one in a row; clouds may have any sizes.
+    masses : (k, n) array, or list of k vectors, optional
+        Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
+    reg, reg_m : float, or (k, k) array; float or inf, or (k, k) array
+        As in `sinkhorn_divergence`, for all pairs or for each; the entries above the diagonal are read.
+    scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
+        The unit of reg and reg_m: a statistic of the costs between the points of all clouds. With ``scale_each`` each
+        pair has the unit of the costs between its two clouds.
+    metric, scale, weights
+        The cost, as in `PointCloud`.
+    comm : mpi4py communicator, optional
+        Its ranks share the pairs. Each rank passes all clouds and receives all divergences.
+    progress : bool
+        Show a bar with the number of solved pairs.
+    standard_error : bool
+        Return standard errors, too, as `sinkhorn_divergence` does.
+    **options
+        tol, tol_gap (by default as in `sinkhorn_divergence`), max_passes, precision, threads and backend, as in
+        `solve_batch`.
+
+    Returns
+    -------
+    divergence : (k, k) array
+        Symmetric, with zeros on its diagonal; in units of the cost times mass. With ``standard_error`` a pair of such
+        arrays: the divergences and their standard errors.
+
+    See Also
+    --------
+    sinkhorn_divergence, solve_batch
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> clouds = [rng.random((n, 2)) + shift for n, shift in ((30, 0.0), (40, 0.0), (50, 2.0))]
+    >>> D = mapuot.pairwise(clouds, reg=0.01, reg_m=1.0)
+    >>> bool(D[0, 1] < 0.05 < D[0, 2])
+    True
+    """
+    k = len(clouds)
+    task = PairTask.of(
+        as_clouds(clouds, metric, scale, weights), masses, (reg, reg_m), scale_cost if scale_each else None, options
+    )
+    if scale_each and scale_cost is None:
+        raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
+    pairs = np.stack(np.triu_indices(k, 1), 1)
+    tables = np.zeros((2, k, k))
+    tables[:, pairs[:, 0], pairs[:, 1]] = divergences(task, pairs, standard_error, join(comm), progress)
+    tables += tables.swapaxes(1, 2)
+    if standard_error:
+        return tables[0], tables[1]
+    return tables[0]
+
+
+class SelfTerms(NamedTuple):
+    """Of each cloud the value of its problem with itself, (k,), and half the sum of its slopes, (k, n) or empty."""
+
+    value: F64
+    slope: F64
+
+    def of(self, which: Any) -> "SelfTerms":
+        return SelfTerms(self.value[which], self.slope[which])
+
+
+class PairTask(NamedTuple):
+    """The data of all pairs: clouds, masses (k, n), reg and reg_m of all or of each, (k, k), and options of the solve.
+
+    ``unit``: the statistic of each pair's costs that is its unit, None: reg and reg_m are in units of the cost.
+    """
+
+    cloud: PointCloud
+    masses: F64
+    reg: Any
+    reg_m: Any
+    unit: str | None
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, cloud: PointCloud, masses: Any, terms: Any, unit: str | None, options: dict[str, Any]) -> "PairTask":
+        """Check the arguments of `pairwise`; ``terms``: reg and reg_m."""
+        regs, rhos = (as_of_pairs(x, name, len(cloud)) for x, name in zip(terms, ("reg", "reg_m"), strict=True))
+        is_shared = unit is None and not (np.ndim(regs) or np.ndim(rhos))
+        if is_shared:
+            check_options(options, rhos)
+            options = options_of_value(options, rhos)
+        else:
+            check_options(options, 1.0)
+            options = options_of_value(options, np.ravel(rhos)[:, None])
+        table = cloud._cost.flattened(masses, None, None)[0]
+        if table is None:
+            table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1])
+        return cls(cloud, host(np.asarray(table, np.float64)), regs, rhos, unit, options)
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether all pairs have one reg and one reg_m."""
+        return self.unit is None and not (np.ndim(self.reg) or np.ndim(self.reg_m))
+
+    def terms(self, i: Any, j: Any) -> tuple[Any, Any]:
+        """Return reg, and reg_m of both sides, of some pairs."""
+        if self.is_shared:
+            return self.reg, self.reg_m
+        unit: Any = 1.0
+        if self.unit:
+            unit = scales_of(between(self.cloud, i, j)._cost, self.unit)
+        k = len(self.cloud)
+        reg, reg_m = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (self.reg, self.reg_m))
+        return reg, reg_m[:, None]
+
+    def solve(self, i: Any, j: Any, terms: tuple[Any, Any]) -> Any:
+        """Solve the problems between clouds i and clouds j."""
+        both = between(self.cloud, i, j)
+        m, n = both._cost.shape
+        reg, reg_m = terms
+        return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
+
+    def chunks(self, pairs: Any) -> list[Any]:
+        """Divide numbers of pairs, (q,), into batches."""
+        step = max(1, CHUNK_BYTES // (16 * 8 * self.cloud.shape[1]))
+        return [pairs[i0 : i0 + step] for i0 in range(0, len(pairs), step)]
+
+
+def divergences(task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, progress: bool) -> F64:
+    """Return (divergences, standard errors), (2, q), of pairs of clouds, (q, 2); zeros for errors not needed."""
+    found = np.zeros((2, len(pairs)))
+    total = task.masses.sum(1)
+    order = np.argsort(-task.cloud._cost.places[0].count[pairs].prod(1), kind="stable")  # like sizes together
+    own = order[ranks.rank :: ranks.size]
+    shown = progress_bar(progress and ranks.rank == 0, total=len(own), desc="mapuot", unit="pair")
+    with ranks.together(), shown as bar:
+        if task.is_shared:
+            selves = self_terms(task, np.unique(pairs), needs_error, ranks)
+        for some in task.chunks(own):
+            i, j = pairs[some].T
+            terms = task.terms(i, j)
+            ab = task.solve(i, j, terms)
+            if task.is_shared:
+                a, b = (selves.of(z) for z in (i, j))
+            else:
+                a, b = (self_terms_of(task, z, terms, needs_error) for z in (i, j))
+            apart = total[i] - total[j]
+            found[0, some] = ab.dual - 0.5 * (a.value + b.value) + 0.5 * np.asarray(terms[0]) * apart**2
+            if needs_error:
+                found[1, some] = error_of_divergence(ab, a.slope, b.slope)
+            bar.update(len(some))
+    return np.asarray(ranks.sum(found))
+
+
+def self_terms(task: PairTask, which: Any, needs_error: bool, ranks: Ranks) -> SelfTerms:
+    """Solve the problems of the clouds ``which`` with themselves, shared by all pairs."""
+    k, n = task.masses.shape
+    value = np.zeros(k)
+    slope = np.zeros((k, n * needs_error))
+    for some in task.chunks(which[ranks.rank :: ranks.size]):
+        found = self_terms_of(task, some, (task.reg, task.reg_m), needs_error)
+        value[some] = found.value
+        slope[some, : found.slope.shape[1]] = found.slope
+    return SelfTerms(np.asarray(ranks.sum(value)), np.asarray(ranks.sum(slope)))
+
+
+def self_terms_of(task: PairTask, i: Any, terms: tuple[Any, Any], needs_error: bool) -> SelfTerms:
+    """Solve the problems of clouds i with themselves."""
+    found = task.solve(i, i, terms)
+    slope = np.zeros((len(i), 0))
+    if needs_error:
+        slope = self_slope(found)
+    return SelfTerms(found.dual, slope)
+
+
+def as_of_pairs(value: Any, name: str, k: int) -> Any:
+    """Check a number, or (k, k) of them; the entries above the diagonal count."""
+    if np.ndim(value) == 0:
+        return value
+    table = as_array(value, name).astype(np.float64)
+    if table.shape != (k, k):
+        raise ValueError(
+            f"{name} must be one number, or one for each pair of clouds, ({k}, {k}), got shape {table.shape}"
+        )
+    upper = table[np.triu_indices(k, 1)]
+    if not (upper > 0).all():
+        raise ValueError(f"{name} must be > 0 for each pair of clouds, got {upper[~(upper > 0)][0]}")
+    return table
+
+
+def between(cloud: PointCloud, i: Any, j: Any) -> PointCloud:
+    """Return the costs between clouds i and clouds j; points are not copied."""
+    places = (Places(*(x[which] for x in cloud._cost.places[0])) for which in (i, j))
+    found: PointCloud = cloud._of(object.__new__(Clouds)._hold(cloud._cost.whole, *places))
+    return found

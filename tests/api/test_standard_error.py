@@ -1,0 +1,98 @@
+"""Standard errors from the derivatives by the masses cover the true value as often as they say."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import mapuot
+from mapuot import PointCloud
+
+DRAWS = 1000
+COUNT = 100, 80
+REG = 0.5
+COVERED = 0.92, 0.98  # of 95 %: 3 standard deviations of 1000 trials are 2 %, and 100 draws are not many
+
+
+def population():
+    """Return the values and probabilities of two discrete distributions in the plane."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(12, 2)), rng.normal(size=(10, 2)) + 0.7
+    return x, rng.dirichlet(np.full(12, 3.0)), y, rng.dirichlet(np.full(10, 3.0))
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """Return the indices of 1000 samples of each distribution."""
+    rng = np.random.default_rng(2)
+    return [rng.choice(len(w), (DRAWS, n), p=w) for w, n in zip(population()[1::2], COUNT, strict=True)]
+
+
+def coverage(value, error, right):
+    """Return how often a value is within 1.96 standard errors of the right one."""
+    return (np.abs(value - right) < 1.96 * error).mean()
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (0.5, 3.0), np.inf, (1.0, np.inf)], ids=str)
+def test_coverage_of_the_value(samples, reg_m):
+    x, p, y, q = population()
+    options = {"reg": REG, "reg_m": reg_m}
+    right = mapuot.solve(PointCloud(x, y), p, q, tol=1e-9, **options).objective
+    i, j = samples
+    batch = mapuot.solve_batch(PointCloud(x[i], y[j]), **options)
+    error = batch.standard_error()
+    assert COVERED[0] < coverage(batch.objective, error, right) < COVERED[1]
+    assert error.mean() == pytest.approx(batch.objective.std(), rel=0.1)
+    one = mapuot.solve(PointCloud(x[i[3]], y[j[3]]), **options).standard_error()
+    assert one == pytest.approx(error[3], rel=1e-4)
+    A, B = (np.stack([np.bincount(k, minlength=len(w)) for k in z]) for z, w in ((i, p), (j, q)))
+    histograms = mapuot.solve_batch(np.asarray(PointCloud(x, y)), A / COUNT[0], B / COUNT[1], **options)
+    assert_allclose(histograms.standard_error(COUNT), error, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reg_m", [1.0, np.inf], ids=str)
+def test_coverage_of_the_divergence(samples, reg_m):
+    x, p, y, q = population()
+    options = {"reg": REG, "reg_m": reg_m}
+    right = mapuot.sinkhorn_divergence(PointCloud(x, y), p, q, tol=1e-9, **options)
+    i, j = samples
+    value, error = mapuot.sinkhorn_divergence(PointCloud(x[i], y[j]), standard_error=True, **options)
+    assert COVERED[0] < coverage(value, error, right) < COVERED[1]
+    assert error.mean() == pytest.approx(value.std(), rel=0.1)
+    one = mapuot.sinkhorn_divergence(PointCloud(x[i[3]], y[j[3]]), standard_error=True, **options)
+    assert one == pytest.approx((value[3], error[3]), rel=1e-4)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own units"])
+def test_errors_of_all_pairs(own):
+    rng = np.random.default_rng(0)
+    clouds = [rng.normal(size=(k, 2)) + shift for k, shift in ((20, 0.0), (35, 1.0), (15, 2.0))]
+    how = {"scale_cost": "std", "scale_each": True} if own else {}
+    D, E = mapuot.pairwise(clouds, reg=0.1, reg_m=1.0, standard_error=True, **how)
+    assert_allclose(D, mapuot.pairwise(clouds, reg=0.1, reg_m=1.0, **how), rtol=1e-12)
+    assert (E == E.T).all()
+    assert not np.diag(E).any()
+    for i, j in ((0, 1), (1, 2), (0, 2)):
+        M = PointCloud(clouds[i], clouds[j])
+        unit = np.std(np.asarray(M)) if own else 1.0
+        want = mapuot.sinkhorn_divergence(M, reg=0.1 * unit, reg_m=unit, standard_error=True)
+        assert (D[i, j], E[i, j]) == pytest.approx(want, rel=1e-5)
+
+
+def test_masses_count_as_weights():
+    """A point without mass is no draw, and one of each distribution tells nothing of its variance."""
+    rng = np.random.default_rng(0)
+    M, a = rng.random((6, 5)), np.array([0.0, 1.0, 2.0, 1.0, 1.0, 1.0])
+    error = mapuot.solve(M, a, reg=0.2, reg_m=1.0).standard_error()
+    assert error == pytest.approx(mapuot.solve(M[1:], a[1:], reg=0.2, reg_m=1.0).standard_error(), rel=1e-5)
+    doubled = mapuot.solve_batch(M, np.stack([a, 2 * a]), reg=0.2, reg_m=1.0).standard_error()
+    assert doubled.shape == (2,)
+    assert doubled[0] == pytest.approx(error, rel=1e-5)
+    assert mapuot.solve(M[:1], reg=0.2, reg_m=1.0).standard_error() == np.inf
+
+
+@pytest.mark.parametrize("draws", [3, (3,), (3, 1), (3.0, 4), "ab"], ids=str)
+def test_wrong_draws_are_refused(draws):
+    with pytest.raises(ValueError, match="draws must be a pair of integers >= 2"):
+        mapuot.solve(np.ones((3, 4)), reg=1.0, reg_m=1.0).standard_error(draws)
+    with pytest.raises(ValueError, match=r"reg_m\[0\] must be one number"):
+        mapuot.solve(np.ones((3, 4)), reg=1.0, reg_m=0.3, penalty="tv").standard_error()
