@@ -29,10 +29,12 @@ from ..problem.cost import Dense, cost_of
 from ..problem.points import as_points
 from ..problem.scale import scale_of
 from ..problem.sparse import is_sparse
+from ..problem.validate import EVEN
 from .distances import HUGE, Space
 
 ROUNDING = 2.0**-50  # relative rounding of the terms of a value
 STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of proximal steps in median costs: first, factor a step, least
+FAR = 1e12  # rho over reg and costs from which on float64 cannot tell the marginal from that of a hard side
 FIRM = 1e6  # rho / reg above which the squared rounding of float32, (1e-8)^2, would make more than 1e-10 reg
 
 
@@ -134,6 +136,29 @@ class Task:
         if not 0 < whole * whole < math.inf:  # KL terms are between products of measures
             raise ValueError(f"a and b must have masses whose product has a square within float64, got {sizes}")
         self.prices = [*zip((*rho, reg), (*sizes, whole), strict=True)]
+        if FAR * reg < max(p for p in (*rho, 0.0) if p < math.inf):
+            self.rho = self.hardened(sizes)
+            self.hard = math.inf in self.rho
+            self.prices = [*zip((*self.rho, reg), (*sizes, whole), strict=True)]
+
+    def hardened(self, sizes: tuple[float, float]) -> tuple[float, float]:
+        """Return reg_m with inf for each side that float64 cannot tell from a hard one.
+
+        The log of a marginal over its masses is a cost over reg_m, plus the log of the ratio of both masses where the
+        other reg_m is as large.
+        """
+        unit = self.step_reg(0) + self.median_cost
+        apart = abs(math.log(sizes[0] / sizes[1]))
+        if apart <= EVEN:
+            apart = 0.0
+        pulls = [apart and rho * apart for rho in self.rho[::-1]]  # of the other side
+        rho = tuple(math.inf if p >= FAR * (unit + pull) else p for p, pull in zip(self.rho, pulls, strict=True))
+        if any(FAR * unit <= p < math.inf for p in rho):
+            raise ValueError(
+                f"reg_m must be less than {FAR:g} times the costs or inf where a and b have unlike masses, got "
+                f"{shown(self.rho)} and {sizes}: divide a and b by their sums"
+            )
+        return rho
 
     def restrict(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
         """Return the problem between chosen points of both spaces, with the given masses."""

@@ -147,7 +147,7 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
     rng = np.random.default_rng(0)
     x, y = rng.random((6, 2)), rng.random((5, 2))
     balanced = mapuot.gromov(x, y, reg=0.1, reg_m=math.inf, init=init)
-    for reg_m in (1e8, 1e12, 1e15, (1e12, 1e3), (1e15, math.inf)):
+    for reg_m in (1e8, 1e12, 1e15, 1e17, 1e300, (1e12, 1e3), (1e15, math.inf), (math.inf, 1e300)):
         found = mapuot.gromov(x, y, reg=0.1, reg_m=reg_m, init=init)
         assert found.settled
         assert found.converged
@@ -155,6 +155,12 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
         assert min(found.parts[2:4]) >= 0
         assert max(found.parts[2:4]) <= 1e-4
         np.testing.assert_allclose(found.gradient().x, balanced.gradient().x, atol=1e-3)
+    one_side = mapuot.gromov(x, y, b=np.full(5, 0.4), reg=0.1, reg_m=(1.0, math.inf))
+    far = mapuot.gromov(x, y, b=np.full(5, 0.4), reg=0.1, reg_m=(1.0, 1e17))
+    assert far.value == pytest.approx(one_side.value, rel=1e-12)
+    for pair in (1e15, (math.inf, 1e15), (1e14, 1e17)):  # no plan is near both masses
+        with pytest.raises(ValueError, match="reg_m must be .* unlike masses, .*: divide a and b by their sums"):
+            mapuot.gromov(x, y, b=np.full(5, 0.4), reg=0.1, reg_m=pair)
     given = mapuot.gromov(x, y, reg=0.1, reg_m=1e12, init=0.8 * balanced.plan)
     assert given.value == pytest.approx(balanced.value, rel=1e-6)
 
