@@ -5,7 +5,7 @@
 Two skies of clouds of size x size pixels each. As a matrix the costs between a million pixels and a million others
 would take 8 TB; `mapuot.Grid` multiplies along the axes and holds vectors alone. The picture halfway moves what each
 pixel sends by half of its way, to the mean of where it goes; what the unbalanced plan leaves unmoved fades in place.
-Writes density_map.png to build/demo. Needs the "demo" extra.
+Writes density_map.png to build/demo. Needs Matplotlib.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ def main() -> None:
     grid = mapuot.Grid((args.size, args.size), spacing=1 / args.size)
     a = sky(args.size, 0, (0.3, 0.25, 0.1), (0.7, 0.3, 0.06))
     b = sky(args.size, 1, (0.35, 0.6, 0.09), (0.75, 0.8, 0.07), (0.15, 0.9, 0.05))
+    print(f"solving between {a.size} pixels and {b.size} others ...", flush=True)
     begun = time.perf_counter()
-    result = mapuot.solve(grid, a, b, reg=args.reg, reg_m=args.reg_m, tol=1e-4, backend=args.backend)
+    result = mapuot.solve(grid, a, b, reg=args.reg, reg_m=args.reg_m, tol=1e-4, backend=args.backend, progress=True)
     print(f"{result}, {time.perf_counter() - begun:.0f} s")
     draw(args.out / "density_map.png", grid, result, a, b)
     print(args.out / "density_map.png")

@@ -8,7 +8,7 @@ do not, and few steps of Euler's method are enough. One in 20 of the data is an 
 (cost |x0 - x1|^2, reg and reg_m in its units) need not send mass there. The minibatches come from a torch DataLoader,
 and mapuot answers its tensors with tensors. Both ways are trained alike; printed are the time of the pairs, how
 straight the paths are (their length beyond the distance of their ends), and how many samples are off the blobs.
-Writes flow_matching.png to build/demo; needs torch and the "demo" extra.
+Writes flow_matching.png to build/demo; needs PyTorch and Matplotlib.
 """
 
 from __future__ import annotations

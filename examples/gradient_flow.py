@@ -4,8 +4,8 @@
 
 Points x_i of mass a_i move by -grad_x S / a_i and change their mass by a_i <- a_i exp(-rate dS/da_i): transport where
 the target is near, growth and decay where it is not. The gradients come from the potentials (mapuot.torch), through the
-three squared-distance matrices. Writes gradient_flow.gif and gradient_flow.png to build/demo; needs torch and the
-"demo" extra.
+three squared-distance matrices. Writes gradient_flow.gif and gradient_flow.png to build/demo; needs PyTorch
+and Matplotlib.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The loss compares the softmax of the network with the one-hot label under a cost
 distance of the classes' mean images, so that a 3 taken for an 8 costs less than a 3 taken for a 0. Transport smooths
 the label towards classes that look alike, as label smoothing does evenly. reg_m well below the costs keeps the gradient
 of a class without mass large, as in cross-entropy; at reg_m 1 training stops at merged classes. Reports accuracy and
-the mean class cost of the mistakes that remain; writes label_smoothing.png to build/demo. Needs torch and the "demo"
-extra.
+the mean class cost of the mistakes that remain; writes label_smoothing.png to build/demo. Needs PyTorch, scikit-learn
+and Matplotlib.
 """
 
 from __future__ import annotations

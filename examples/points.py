@@ -6,7 +6,7 @@ A spiral of points is matched to a ring and a far blob that has no counterpart. 
 would take 3.2 GB; made in every pass they take none. Unbalanced transport leaves the blob alone: its mass is not worth
 the way. Writes points.png to build/demo: the shapes, coloured by where each point goes, and the share of mass that
 moves; and front.png: 60 points and 70 others, 15 of them far away, by balanced and by unbalanced transport; and
-arrows.png, of the first steps. Needs the "demo" extra.
+arrows.png, of the first steps. Needs Matplotlib.
 """
 
 from __future__ import annotations

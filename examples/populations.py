@@ -6,7 +6,7 @@ Cells move along a stem that parts into two branches of equal mass, and double i
 middle has lost four fifths of one branch. mapuot.multimarginal joins all ten samples in one chain, where what came
 before and after speaks against the loss, or overrules it where the mass of that sample is left free; beside it each
 sample is joined with the next by mapuot.solve, and the couplings are followed one after the other, which carries the
-loss on. Writes populations.png to build/demo; needs the "demo" extra.
+loss on. Writes populations.png to build/demo; needs Matplotlib.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A flower is turned, stretched and bent, and loses a petal. The six numbers of an
 on the transport cost, whose gradient is `Result.gradient` and whose Hessian takes six products `Result.hvp`; steepest
 descent with the same line search is drawn beside it. Then each point rolls down the debiased loss
 `mapuot.torch.SamplesLoss` by itself, whose smaller reach draws the petal without a counterpart to its neighbours as far
-as it goes. Writes registration.png to build/demo. Needs the "demo" extra and PyTorch.
+as it goes. Writes registration.png to build/demo. Needs PyTorch and Matplotlib.
 """
 
 from __future__ import annotations

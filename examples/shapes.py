@@ -4,7 +4,7 @@
 
 Every digit of scikit-learn's 8 x 8 pictures is a cloud of the pixels that have ink, which is their mass; clouds have
 different numbers of points. mapuot.pairwise compares all pairs, and classical scaling of the divergences places the
-digits in the plane. Writes shapes.png to build/demo; needs the "demo" extra and scikit-learn.
+digits in the plane. Writes shapes.png to build/demo; needs Matplotlib and scikit-learn.
 """
 
 from __future__ import annotations
