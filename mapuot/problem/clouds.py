@@ -39,7 +39,9 @@ class PointCloud(UserCost):
         As in ``scipy.spatial.distance.cdist``. "wfr", the Wasserstein-Fisher-Rao cost, is ``-2 log cos |x - y|``: scale
         the points so that pi / 2 is the largest distance that mass may travel. Pairs pi / 2 - 2^-13 or more apart are
         forbidden, because their costs, 18 and more, depend on the last digits of the coordinates. "inner" is
-        ``-<x, y>``, the negative inner product, of any sign; see ``addends``.
+        ``-<x, y>``, the negative inner product, of any sign; see ``addends``. "cosine" of unit vectors in three
+        dimensions is half the squared chord of the sphere. Any other metric is a function ``M(i0, i1)`` of rows, or a
+        matrix, in the place of the cloud (guide, "My points are places").
     scale, weights : float > 0; (d,) array >= 0, optional
         Factor of the metric, and one for each dimension, as ``w`` of ``cdist``.
     truncate : "auto", float or None
