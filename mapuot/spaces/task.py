@@ -141,7 +141,7 @@ class Task:
             self.hard = math.inf in self.rho
             self.prices = [*zip((*self.rho, reg), (*sizes, whole), strict=True)]
 
-    def hardened(self, sizes: tuple[float, float]) -> tuple[float, float]:
+    def hardened(self, sizes: tuple[float, float]) -> tuple[float, ...]:
         """Return reg_m with inf for each side that float64 cannot tell from a hard one.
 
         The log of a marginal over its masses is a cost over reg_m, plus the log of the ratio of both masses where the

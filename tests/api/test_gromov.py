@@ -159,7 +159,7 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
     far = mapuot.gromov(x, y, b=np.full(5, 0.4), reg=0.1, reg_m=(1.0, 1e17))
     assert far.value == pytest.approx(one_side.value, rel=1e-12)
     for pair in (1e15, (math.inf, 1e15), (1e14, 1e17)):  # no plan is near both masses
-        with pytest.raises(ValueError, match="reg_m must be .* unlike masses, .*: divide a and b by their sums"):
+        with pytest.raises(ValueError, match=r"reg_m must be .* unlike masses, .*: divide a and b by their sums"):
             mapuot.gromov(x, y, b=np.full(5, 0.4), reg=0.1, reg_m=pair)
     given = mapuot.gromov(x, y, reg=0.1, reg_m=1e12, init=0.8 * balanced.plan)
     assert given.value == pytest.approx(balanced.value, rel=1e-6)
