@@ -143,7 +143,7 @@ class Cost:
             if wrong.any():
                 first, *others = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                 return int(first) + i0, *map(int, others)
-        raise ValueError("no entry is wrong when the costs are read again")
+        raise ValueError("M holds NaN where the core makes it, and none where Python does: the core lacks this cost")
 
     def finite_range(self, backend: Backend, threads: int | None = None) -> Range:
         """Return the range of a reference: pairs that are not stored are 0."""
