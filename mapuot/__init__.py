@@ -6,6 +6,7 @@ reg_m, `solve_sample` takes clouds of points, `multimarginal` many marginals. `b
 
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
+- ``mapuot.groups``: distances between groups of cells, AnnData in and tables out
 - ``mapuot.wot``: populations over time, under the names of wot and moscot
 - ``mapuot.moscot``: a backend of moscot: its problems then take ``solve(backend="mapuot")``
 - ``mapuot.flow``: training pairs for flows, under torchcfm's names
@@ -54,7 +55,8 @@ __all__ = [
     "solve_sample", "tune", "wot",
 ]  # fmt: skip
 threadpoolctl.register(ThreadLimit)
-DOORS = "da", "flow", "jax", "moscot", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
+# imported on first use; doors in __all__ need no extra
+DOORS = "da", "flow", "groups", "jax", "moscot", "plot", "torch", "wot"
 
 
 if TYPE_CHECKING:  # so that checkers of types find unknown names

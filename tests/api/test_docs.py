@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NEEDS = {
     "torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "plot": "matplotlib", "report": "matplotlib",
-    "patching": "ot",
+    "patching": "ot", "groups": "pandas",
 }  # fmt: skip
 
 
