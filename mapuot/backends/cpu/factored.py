@@ -13,6 +13,7 @@ from .margins import margin_of
 LEAST_LOG = -700.0  # exponents below count as this one and give 0: NumPy takes 10 times as long where they underflow
 MOST_DOUBLINGS, HALVINGS = 40, 60  # of a translation of 1 nat, and of the interval that holds the best one
 SUM_ROUNDING = 1e-13  # of sums of marginals
+NEAR_KINK = 0.1  # nats, and the share of the mass that columns miss: the reach of a kink
 BEYOND_KINK = 1e-9  # nats, or part of a shift: a point that crosses a kink stops at it
 LEAST_WEIGHT = np.exp(np.full(8, LEAST_LOG))[0]  # by the same vectors
 
@@ -164,9 +165,13 @@ class HostPlans:
         steepness = margins[1].steepness(log_v, q)
         sizes = np.maximum(s, q) + steepness  # a column that gets nothing moves by 1 / shift
         stays = margins[1].stays(log_v, s) | ~(sizes > 0)
-        is_singular = ~((r > 0) & (fi < 1.0)).any(1) & ~(steepness > 0).any(1) & ~(stays & (sizes > 0)).any(1)
+        right = np.where(stays, 0.0, q - s)
+        missed = abs(right).sum(1, keepdims=True) / r.sum(1, keepdims=True)
+        # Bertsekas: the direction ascends if points that it would stop at once are moved by their own equations
+        held = stays | margins[1].nears(log_v, right, np.minimum(missed, NEAR_KINK))
+        is_singular = ~((r > 0) & (fi < 1.0)).any(1) & ~(steepness > 0).any(1) & ~(held & (sizes > 0)).any(1)
         self.size[places] = np.where(stays, 1.0, sizes)
-        self.right[places] = np.where(stays, 0.0, q - s)
+        self.right[places] = right
         self.translation[places] = 0.0
         if self.has_kinks and is_singular.any():  # the plan stays, and its value is linear between kinks
             c = self.translations(places[is_singular])
@@ -179,9 +184,9 @@ class HostPlans:
             diagonal[:] = 0.0
             own = steepness[k] - dsymv(1.0, S, np.ones(self.n), lower=True)  # positive: s - P^2 / r would cancel
             own += ((1.0 - fi[k]) * self.scale_of[i]) @ self.weights[i]
-            if stays[k].any():
-                self.S[i][stays[k]] = 0.0
-                self.S[i][:, stays[k]] = 0.0
+            if held[k].any():
+                self.S[i][held[k]] = 0.0
+                self.S[i][:, held[k]] = 0.0
             diagonal[:] = np.where(stays[k], 1.0, own)
             if is_singular[k]:
                 dsyr(CONSTANT / sizes[k].sum(), sizes[k], a=S, lower=True, overwrite_a=True)

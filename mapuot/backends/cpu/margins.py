@@ -64,6 +64,10 @@ class LogarithmicMargin:
         """Return the points at a kink or bound that their marginals do not move from it."""
         return np.zeros(log_x.shape, bool)
 
+    def nears(self, log_x: F64, gradient: F64, reach: F64) -> Any:
+        """Return the points that the gradient moves to a kink or bound no farther than ``reach``."""
+        return np.zeros(log_x.shape, bool)
+
 
 class SquaresMargin(LogarithmicMargin):
     """Squares, q = max(t - k log x, 0)."""
@@ -130,6 +134,9 @@ class TotalVariationMargin(LogarithmicMargin):
         weight = self.given.weight
         return ((log_x >= self.bound) & (marginal <= weight)) | ((log_x <= -self.bound) & (marginal >= weight))
 
+    def nears(self, log_x: F64, gradient: F64, reach: F64) -> Any:
+        return self.bound - np.copysign(1.0, gradient) * log_x <= np.where(gradient != 0, reach, -1.0)
+
 
 class RangeMargin(LogarithmicMargin):
     """A range: q is its upper end where log x < 0, its lower end where log x > 0, all of it at the kink 0."""
@@ -166,6 +173,9 @@ class RangeMargin(LogarithmicMargin):
     def stays(self, log_x: F64, marginal: F64) -> Any:
         _, _, _, low, high = self.given
         return (log_x == 0.0) & (marginal >= low) & (marginal <= high)
+
+    def nears(self, log_x: F64, gradient: F64, reach: F64) -> Any:
+        return (abs(log_x) <= reach) & (log_x * np.sign(gradient) < 0)
 
 
 MARGINS = {
