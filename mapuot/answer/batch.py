@@ -23,7 +23,7 @@ from ..status import FAILED
 from . import slopes, standard_error
 from .batch_plan import BatchPlan, counts_of
 from .draw import DRAWS, as_generator, draw_rows
-from .result import Answer, Result, numbers, primal_value, with_constant
+from .result import Answer, Result, numbers, primal_value
 from .slopes import Gradient
 from .unregularised import bounds_of_batch
 
@@ -36,6 +36,13 @@ def column(x: Any, xp: Any) -> Any:
     if np.ndim(x):
         return xp.asarray(x)[:, None]
     return x
+
+
+def with_constants(table: Any, constants: Any) -> Any:
+    """Return a table plus a constant of each problem; without one the table itself."""
+    if not np.any(constants):
+        return table
+    return table + column(constants, namespace(table))
 
 
 def without_nan(x: Any) -> Any:
@@ -149,16 +156,26 @@ class BatchResult(Answer, Sequence[Result]):
         return self.status == "converged"
 
     @property
+    def log_u(self) -> Any:
+        """Log scalings of the rows, (p, m), without A in them."""
+        return with_constants(self.own_logs[0], self.problem.constants[0] / self.problem.regs)
+
+    @property
+    def log_v(self) -> Any:
+        """Log scalings of the columns, (p, n), without B in them."""
+        return with_constants(self.own_logs[1], self.problem.constants[1] / self.problem.regs)
+
+    @property
     def f(self) -> Any:
         """Dual potentials of the rows, (p, m), in units of M."""
         with np.errstate(over="ignore"):
-            return with_constant(scaled_by(self.problem.regs, self.own_logs[0]), self.problem.constants[0])
+            return with_constants(scaled_by(self.problem.regs, self.own_logs[0]), self.problem.constants[0])
 
     @property
     def g(self) -> Any:
         """Dual potentials of the columns, (p, n), in units of M."""
         with np.errstate(over="ignore"):
-            return with_constant(scaled_by(self.problem.regs, self.own_logs[1]), self.problem.constants[1])
+            return with_constants(scaled_by(self.problem.regs, self.own_logs[1]), self.problem.constants[1])
 
     def _rho(self, rows: bool) -> Any:
         """Return reg_m of one side for each problem, (p, 1); None where all share that of the side."""
@@ -194,7 +211,8 @@ class BatchResult(Answer, Sequence[Result]):
             return BatchPlan(self).sums()[0]
         U, K, V, scale = factors
         xp = namespace(K)
-        MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + self.problem.constant)
+        constant = column(column(self.problem.constant, xp), xp)
+        MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + constant)
         U *= scale[:, None]
         shared = MK.ndim == 2
         if shared:

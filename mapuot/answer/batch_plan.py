@@ -288,7 +288,7 @@ class BatchPlan:
         cost = np.zeros(len(self.problem))
         rows = self.empty(0)
         cols = self.empty(1)
-        constant = self.problem.constant
+        constant = np.broadcast_to(self.problem.constant, len(self.problem))
 
         def block(which: Any) -> None:
             P, M = self.plans(which)
@@ -299,8 +299,8 @@ class BatchPlan:
                 M = self.xp.where(self.xp.isinf(M), 0.0, M)
             P *= M
             cost[which] = host(P.sum((1, 2)))
-            if constant:  # 0 times an infinite mass is NaN
-                cost[which] += constant * host(mass.sum(1))
+            if constant.any():  # 0 times an infinite mass is NaN
+                cost[which] += constant[which] * host(mass.sum(1))
 
         def one(i: int) -> None:
             answer = self.result[i]

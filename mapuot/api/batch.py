@@ -260,12 +260,11 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
     parts = [again(**part_of(M, A, B, start, own, reg_m, which)) for which in at]
     problems = [part.problem for part in parts]
     cost = as_costs(M, parts[0]._backend)
-    xp = namespace(parts[0].log_u)
+    xp = namespace(parts[0].own_logs[0])
+    order = np.argsort(np.concatenate(at))
 
-    def joined(owners: Any, name: str, width: int | None = None, left_out: float = 0.0) -> Any:
-        values = [getattr(owner, name) for owner in owners]
+    def joined(values: list[Any], width: int | None = None, left_out: float = 0.0) -> Any:
         if width is None:
-            order = np.argsort(np.concatenate(at))
             return np.concatenate(values)[order]
         out = xp.full((len(patterns), width), left_out)
         for which, value in zip(at, values, strict=True):
@@ -274,15 +273,18 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
 
     m, n = cost.shape
     ends = ("gap", "error_bound", "dual", "mass", "n_passes", "status", "how")
-    A = joined(problems, "A", m)
-    B = joined(problems, "B", n)
-    known = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1))), "c_mass": joined(problems, "c_mass")}
+    A = joined([p.A for p in problems], m)
+    B = joined([p.B for p in problems], n)
+    known = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1))), "c_mass": joined([p.c_mass for p in problems])}
     known |= {"M_min": min(p.M_min for p in problems), "M_max": max(p.M_max for p in problems)}
     known |= {"forbidden": any(p.forbidden for p in problems), "reg": float(own.reg.min())}
-    problem = dataclasses.replace(problems[0], cost=cost, each=own, **known)
-    logs = joined(parts, "log_u", m, -np.inf), joined(parts, "log_v", n, -np.inf)
-    marginals = joined(parts, "row_marginal", m), joined(parts, "col_marginal", n)
-    told = tuple(joined(parts, name) for name in ends)
+    constant = joined([np.broadcast_to(p.constant, len(p)) for p in problems])
+    if constant.any():
+        known |= {"cost": cost.less_each(constant), "constant": constant}
+    problem = dataclasses.replace(problems[0], **{"cost": cost, "each": own, **known})
+    logs = joined([x.own_logs[0] for x in parts], m, -np.inf), joined([x.own_logs[1] for x in parts], n, -np.inf)
+    marginals = joined([x.row_marginal for x in parts], m), joined([x.col_marginal for x in parts], n)
+    told = tuple(joined([getattr(x, name) for x in parts]) for name in ends)
     far = [which[list(part._far)] for which, part in zip(at, parts, strict=True)]
     return BatchResult(problem, parts[0]._backend, logs, marginals, told, parts[0]._threads, np.concatenate(far))
 

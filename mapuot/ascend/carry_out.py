@@ -44,10 +44,12 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
 
 def less_constant(logs: tuple[Any, Any], problem: Any) -> tuple[Any, Any]:
     """Return a user's start for M as a start for M less the problem's constant; a log scaling of 0 stays 0."""
-    if not problem.constant:
+    if not np.any(problem.constant):
         return logs
-    parts = zip(logs, problem.constants, strict=True)
-    log_u, log_v = (namespace(x).where(x != 0, x - c / problem.reg, 0.0) for x, c in parts)
+    xp = namespace(*logs)
+    shifts = (c / getattr(problem, "regs", problem.reg) for c in problem.constants)
+    shifts = (xp.asarray(c)[:, None] if np.ndim(c) else c for c in shifts)
+    log_u, log_v = (xp.where(x != 0, x - c, 0.0) for x, c in zip(logs, shifts, strict=True))
     return log_u, log_v
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays import host, namespace
 from ..contract import Backend
+from ..penalties import F64
 from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
@@ -175,6 +176,14 @@ class Cost:
         """Return the costs less a constant; None for costs that are computed, from points say."""
         return None
 
+    def ranges(self) -> "tuple[F64, F64] | None":
+        """Return the least and the largest finite cost of each problem of a batch; None: they have no constants."""
+        return None
+
+    def less_each(self, constants: F64) -> Any:
+        """Return the costs of a batch, or of one problem for each constant, less a constant for each problem."""
+        raise NotImplementedError
+
     def sum(self) -> float:
         """Add up all entries; inf if the sum is beyond float64."""
         with np.errstate(over="ignore"):
@@ -290,6 +299,15 @@ class Dense(Cost):
 
     def less(self, constant: float) -> "Dense | None":
         return Dense(self.array - constant)
+
+    def ranges(self) -> tuple[F64, F64]:
+        entries = self.array.reshape(len(self.array), -1)
+        finite = self.xp.where(self.xp.isinf(entries), -np.inf, entries)
+        low, high = (np.asarray(host(x), np.float64) for x in (entries.min(1), finite.max(1)))
+        return low, high
+
+    def less_each(self, constants: F64) -> "Dense":
+        return Dense(self.array - self.xp.asarray(constants, dtype=self.dtype)[:, None, None])
 
     def of(self, i: Any) -> "Dense":
         if self.array.ndim == 2:

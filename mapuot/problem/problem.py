@@ -153,7 +153,7 @@ class Common(DerivedMembers):
     M_min: float
     M_max: float
     forbidden: bool  # some M_ij is inf
-    constant: float = field(default=0.0, kw_only=True)  # taken out of M: `cost` has M less this
+    constant: Any = field(default=0.0, kw_only=True)  # taken out of M: `cost` has M less this; (p,) of own costs
 
     M = property(attrgetter("cost.array"))  # an array, or an object that `numpy.asarray` reads as one
 
@@ -190,10 +190,10 @@ class Common(DerivedMembers):
 
     def lift_of(self, mass: Any, converged: Any) -> Any:
         """Return the value of the constant for plans of this mass; of converged ones the lift, as in dual values."""
-        return np.where(converged, self.lift, self.constant * mass) if self.constant else 0.0
+        return np.where(converged, self.lift, self.constant * mass) if np.any(self.constant) else 0.0
 
     @property
-    def constants(self) -> tuple[float, float]:
+    def constants(self) -> tuple[Any, Any]:
         """The parts of the constant in f and in g: it belongs to the hard side, or to both, half to each."""
         if self.balanced:
             return 0.5 * self.constant, 0.5 * self.constant
@@ -496,7 +496,7 @@ class Problem(Common):
     def lift(self) -> float:
         f, g = self.constants
         if self.constant:
-            return f * self.rows.mass + g * self.cols.mass
+            return float(f * self.rows.mass + g * self.cols.mass)
         return 0.0
 
 
@@ -594,6 +594,7 @@ class BatchProblem(Common):
         rows, cols = (self.side_of(i, axis == 0, count) for axis, count in enumerate(cost.shape))
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Common)}
         fields |= {} if self.each is None else {"reg": float(self.each.reg[i])}
+        fields |= {"constant": float(np.broadcast_to(self.constant, len(self))[i])}
         return Problem(**{**fields, "cost": cost, "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
 
     def some(self, which: Any) -> "BatchProblem":
@@ -612,6 +613,7 @@ class BatchProblem(Common):
             own = self.each.of(which)
         masses = self.masses[0][which], self.masses[1][which]
         known = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
+        known |= {"constant": self.constant[which] if np.ndim(self.constant) else self.constant}
         if own is not None:
             if isinstance(which, slice):
                 first = 0
@@ -769,7 +771,37 @@ class BatchProblem(Common):
             if factors is not None:
                 B = B * xp.asarray(factors)
                 return cls.from_arrays(M, A, B, reg, reg_m, penalty, reference, backend, mask, own)
-        return problem.lowered() if own is None else problem
+        return problem.lowered()
+
+    def lowered(self) -> "BatchProblem":
+        """Return the problems with M less a large constant, of each M its own."""
+        if self.one_cost:
+            return super().lowered()
+        is_small = max(abs(self.M_min), abs(self.M_max)) <= CONSTANT_NATS * self.reg
+        if is_small or not self.is_hard.any() or not (ranges := self.cost.ranges()):
+            return self
+        low, high = ranges
+        regs = np.broadcast_to(self.regs, len(self))
+        found = np.array([constant_of(*one) for one in zip(low, high, regs, strict=True)])
+        if not found.any():
+            return self
+        known: dict[str, Any] = {"M_min": float((low - found).min()), "M_max": float((high - found).max())}
+        return dataclasses.replace(self, cost=self.cost.less_each(found), **known, constant=found)
+
+    @property
+    def is_hard(self) -> Any:
+        """Tell for the rows and the columns of each problem whether all their points are hard, (2, p)."""
+        sides = zip((self.rows, self.cols), (None, None) if self.each is None else self.each[1:], strict=True)
+        found = [side.penalty == "balanced" if rho is None else np.isinf(rho) for side, rho in sides]
+        return np.stack([np.broadcast_to(x, len(self)) for x in found])
+
+    @property
+    def constants(self) -> Any:
+        if not np.any(self.constant):
+            return 0.0, 0.0
+        rows, cols = self.is_hard
+        of_rows = np.where(rows, np.where(cols, 0.5, 1.0), 0.0) * self.constant
+        return of_rows, self.constant - of_rows
 
     @property
     def lift(self) -> F64:

@@ -101,6 +101,9 @@ class Sparse(Cost):
     def place(self, i: int, ld: int) -> int:
         return int(self.start[i] - self.start[0])
 
+    def less_each(self, constants: F64) -> "SparseCosts":
+        return SparseCosts([self.data - c for c in constants.astype(self.dtype)], self)
+
     def less(self, constant: float) -> "Sparse":
         return Sparse(self.data - constant, self.column, self.start, self.shape, self.known, self.on_device)
 
@@ -314,6 +317,13 @@ class SparseCosts(Cost):
 
     def less(self, constant: float) -> "SparseCosts":
         return SparseCosts([x - constant for x in self.data], self.places)
+
+    def ranges(self) -> tuple[F64, F64]:
+        low, high = (np.array([float(f(x)) for x in self.data]) for f in (np.min, np.max))
+        return low, high
+
+    def less_each(self, constants: F64) -> "SparseCosts":
+        return SparseCosts([x - c for x, c in zip(self.data, constants.astype(self.dtype), strict=True)], self.places)
 
     def transpose(self) -> "SparseCosts":
         turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()

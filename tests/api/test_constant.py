@@ -103,6 +103,55 @@ def test_batches(backend):
         np.testing.assert_allclose(weighed, alone.plan_sum(np.ones(2)), atol=4e-8)
 
 
+REGS = np.array([0.02, 0.01, 0.05])
+MIXED = np.array([np.inf, 1.0, np.inf])  # the second problem is soft: its constant moves mass, and stays in M
+OWN = {  # reg, reg_m, constants, and the form of the costs of a batch
+    "own constants": (0.02, np.inf, (1e9, 1e3, -2e8), np.stack),
+    "own reg": (REGS, (np.inf, 1.0), (1e9, 1e3, -2e8), np.stack),
+    "one cost, own reg": (REGS, np.inf, (2e8, 2e8, 2e8), lambda costs: costs[0]),
+    "hard and soft problems": (0.02, MIXED, (1e9, 0.0, -2e8), np.stack),
+    "sparse": (0.02, (1.0, np.inf), (1e9, 1e3, -2e8), lambda costs: [csr_of(x) for x in costs]),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_batches_with_own_numbers(name):
+    """A constant of 1e9 cost digits, 3e-3 of the plan, where problems had their own reg or their own constant."""
+    reg, reg_m, constants, form = OWN[name]
+    case = clouds(20, 18, 0.02, np.inf)
+    costs = [case.M + constant for constant in constants]
+    A, B = np.stack([case.a, np.full(20, 1 / 20), case.a]), np.stack([case.b, np.full(18, 1 / 18), case.b])
+    options = {"reg": reg, "reg_m": reg_m, "tol": 1e-8, "backend": "cpu"}
+    found = mapuot.solve_batch(form(costs), A, B, **options)
+    for i, one in enumerate(found):
+        own = float(np.broadcast_to(reg, 3)[i])
+        rho = reg_m if reg_m is not MIXED else float(MIXED[i])
+        alone = mapuot.solve(costs[i], A[i], B[i], reg=own, reg_m=rho, tol=1e-8)
+        assert one.converged
+        assert alone.converged
+        plan = one.plan.toarray() if sparse.issparse(one.plan) else one.plan
+        np.testing.assert_allclose(plan, alone.plan, atol=4e-8)
+        for number in ("objective", "dual", "cost"):
+            near(getattr(found, number)[i], getattr(alone, number), 2e9)
+            near(getattr(one, number), getattr(found, number)[i], 2e9)
+        near(found.f[i][:, None] + found.g[i], alone.f[:, None] + alone.g, 2e9)
+        near(one.f[:, None] + one.g, alone.f[:, None] + alone.g, 2e9)
+        near(own * (found.log_u[i][:, None] + found.log_v[i]), alone.f[:, None] + alone.g, 2e9)
+    again = mapuot.solve_batch(form(costs), A, B, **options, warm_start=found)
+    assert again.n_passes.max() < 0.5 * found.n_passes.max()
+
+
+def test_a_cost_of_hard_and_soft_problems():
+    """Hard problems lose the constant of a cost that a soft one keeps."""
+    case = clouds(20, 18, 0.02, np.inf)
+    found = mapuot.solve_batch(case.M + 1e9, case.a, case.b, reg=0.02, reg_m=MIXED, tol=1e-8, max_passes=50)
+    alone = (case.M + 1e9 - 1e9 for _ in range(3))
+    for i, M in enumerate(alone):
+        if MIXED[i] == np.inf:
+            np.testing.assert_allclose(found[i].plan, case.replace(M=M).solve(tol=1e-8).plan, atol=4e-8)
+    assert list(found.problem.constant != 0) == [True, False, True]
+
+
 def test_starts_files_and_copies(tmp_path):
     case, plain = raised(clouds(20, 18, 0.02, np.inf), 1e9)
     found = case.solve(tol=1e-8)
