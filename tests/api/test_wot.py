@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.wot import OTModel, components
@@ -388,3 +389,47 @@ def test_far_cells_are_followed():
     assert target.col_marginal[3] == 0
     logs = target.log_u - (X[4:, 0] - 60.0) ** 2
     np.testing.assert_allclose(forward, np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum(), rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("alpha", "cost", "tau"),
+    [(1.0, "sq_euclidean", (1.0, 1.0)), (0.6, "euclidean", (1.0, 1.0)), (0.6, "sq_euclidean", (0.9, 0.8))],
+)
+def test_quadratic_backend_of_moscot(alpha, cost, tau):
+    """Balanced answers agree with OTT's, whose steps end at a threshold; others are answers of `mapuot.gromov`."""
+    modality = pytest.importorskip("moscot.problems.cross_modality", reason="needs moscot: make test-doors")
+    anndata = pytest.importorskip("anndata")
+    pytest.importorskip("mapuot.moscot")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)) * [3.0, 2.0, 1.0]
+    y = (x @ np.linalg.qr(rng.normal(size=(3, 3)))[0])[:32] + 0.1 * rng.normal(size=(32, 3))
+    left = anndata.AnnData(x, obsm={"own": x, "shared": x[:, :2]})
+    other = anndata.AnnData(y, obsm={"own": y, "shared": x[:32, :2]})
+    words = {"epsilon": 0.1, "alpha": alpha, "tau_a": tau[0], "tau_b": tau[1], "scale_cost": "mean"}
+    given = {"src_attr": "own", "tgt_attr": "own", "cost": cost}
+    given |= {} if alpha == 1 else {"joint_attr": "shared"}
+    options = {"init": "independent", "max_iter": 400}
+
+    def solution_of(**more):
+        problem = modality.TranslationProblem(left, other).prepare(**given).solve(**words, **more)
+        return problem[next(iter(problem))].solution
+
+    ours = solution_of(backend="mapuot", **options)
+    assert ours.converged
+    assert not ours.is_linear
+    assert ours.cost == pytest.approx(ours.result.value / alpha)
+    assert ("points" in ours.result.problem.cost.kind) == (cost == "sq_euclidean")
+    if tau == (1.0, 1.0):
+        words |= {"max_iterations": 200, "threshold": 1e-6, "linear_solver_kwargs": {"max_iterations": 10**5}}
+        right = np.asarray(solution_of().transport_matrix, float)
+    else:
+        A, B, F = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean"), cdist(x[:, :2], x[:32, :2], "sqeuclidean")
+        reg_m = [alpha * 0.1 * t / (1 - t) for t in tau]
+        right = mapuot.gromov(
+            A / A.mean(), B / B.mean(), reg=alpha * 0.1, reg_m=reg_m, features=2 * F / F.mean(), alpha=alpha,
+            metric="precomputed", **options,
+        ).plan  # fmt: skip
+    np.testing.assert_allclose(ours.transport_matrix, right, atol=2e-2 * right.max())
+    with pytest.raises(NotImplementedError, match="rank must be -1"):
+        solution_of(rank=3, backend="mapuot")
