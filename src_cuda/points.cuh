@@ -18,7 +18,8 @@
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (needs DIM > 0, and TOPS, KEPT and MASKED 0),
 // KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the
 // logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
-// point_tiles.cuh), CHUNKS (not 0: of point_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the
+// point_tiles.cuh), CHUNKS (not 0: of point_products.cuh), WIDE_CHUNKS (not 0: of
+// point_wide_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the
 // points that get sums).
 #include "common/mask.h"
 #include "common/metric.h"
@@ -32,6 +33,7 @@
 #pragma option DEPTH 0
 #pragma option CHUNKS 0
 #pragma option HELD_CHUNKS 2
+#pragma option WIDE_CHUNKS 0
 #pragma option SPLIT 1
 
 typedef floating<!POINTS_NARROW>::type coord;
@@ -138,6 +140,9 @@ FN coord exponent_of(coord known, coord sum, coord factor) {
 #if CHUNKS
 #include "point_products.cuh"
 #endif
+#if WIDE_CHUNKS
+#include "point_wide_products.cuh"
+#endif
 #if HALVED
 // The sums over a warp of one number for each of FROM points, the one of point k into to[k].
 FN void add_lanes(coord (&x)[FROM], double *to) {
@@ -157,7 +162,7 @@ FN void put_across(const double (*across)[HELD * FROM], double *to, int64_t j, i
     if (j >= least && j < end) to[j] = total;
 }
 #endif
-#if !DEPTH && !CHUNKS
+#if !DEPTH && !CHUNKS && !WIDE_CHUNKS
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,

@@ -357,6 +357,26 @@ def test_products_on_tensor_cores_are_those_of_float64(metric, d):
         np.testing.assert_allclose(launch.sum_over(k, weights).sum(0).get(), of @ w, rtol=3e-5, atol=1e-30)
 
 
+@pytest.mark.parametrize("d", [20, 60])
+def test_float64_products_on_tensor_cores_have_quick_powers(monkeypatch, d):
+    """Sums over rows and columns by tiles of 64 and of 32 points."""
+    monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
+    x, y, a, b = clouds(45, 100, d)
+    a[3], b[40:70] = 0.0, 0.0
+    cloud = mapuot.PointCloud(x, y, scale=1 / d, truncate=None, form=None)
+    workspace = begun(cloud, a, b, reg_m=1.0)
+    launch = workspace.launch
+    assert launch.sums == "wide_product_sums"
+    log = (side.log[:k].get() + own for side, own, k in zip(launch.sides, workspace.squares, (45, 100), strict=True))
+    rows, cols = log
+    K = np.exp2(rows[:, None] + cols - np.asarray(cloud) * LOG2_E / 0.05)
+    w = np.random.default_rng(2).random(100)
+    for k, of in enumerate((K, K.T)):
+        weights = cp.asarray(np.append(w[: of.shape[1]], np.full(-of.shape[1] % 16, np.nan)))
+        found = launch.sum_over(k, weights).sum(0).get()
+        np.testing.assert_allclose(found, of @ w[: of.shape[1]], rtol=3e-9, atol=1e-300)
+
+
 @pytest.mark.parametrize("metric", ["sqeuclidean", "inner"])
 def test_products_on_tensor_cores_balance_nearly(metric):
     x, y, a, b = clouds(45, 70, 9)

@@ -41,6 +41,8 @@ DEPTH = {"float32": 16, "float64": 8}
 PIECE, HELD_CHUNKS, PRODUCT_TO = 32, 2, 256
 PRODUCT_FROM = 64
 PRODUCTS = 80  # least compute capability of its instructions
+# point_wide_products.cuh: coordinates of a chunk, most chunks, and the least compute capability
+WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 4, 90
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
@@ -76,6 +78,8 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
     options["POINT_BLOCKS"] = point_blocks(options)
     if "CHUNKS" in options:
         name = "product_sums"
+    elif "WIDE_CHUNKS" in options:
+        name = "wide_product_sums"
     elif "DEPTH" in options:
         name = "tile_sums"
     else:
@@ -99,12 +103,12 @@ class PackedSide:
     ``tiled``: the layout of point_tiles.cuh for both, whole tiles of points and ``depth`` coordinates a step.
     """
 
-    def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float) -> None:
-        """``points``: (d, count or more); columns beyond ``count`` are ignored."""
+    def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float, depth: int = 0) -> None:
+        """``points``: (d, count or more); columns beyond ``count`` are ignored. ``depth``: 0: a usual one."""
         d = len(points)
         unit = TO_TILE if tiled else PAD
         if tiled:
-            self.depth = depth_of(d, np.dtype(dtype).name)
+            self.depth = depth or depth_of(d, np.dtype(dtype).name)
         else:
             self.depth = 0
         room = -(-count // unit) * unit
@@ -193,12 +197,19 @@ class PointIterate(Iterate):
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
         if self.products and narrow and form == FORMS["products"]:
             more["CHUNKS"] = -(-d // PIECE)
+        elif self.takes_wide_products(d) and form == EXPANDED:
+            more["WIDE_CHUNKS"] = -(-d // WIDE_PIECE)
         elif self.tiled:
             more["DEPTH"] = depth_of(d, "float32" if narrow else "float64")
         whole = d > DIM or kept or self.masked or tops
         across = self.count * -(-self.count // (8 * most))
         more |= {"HALVED": 1} if self.together and not whole and across <= MOST_ACROSS else {}
         return sums_job(self.kl, self.memory, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
+
+    def takes_wide_products(self, d: int) -> bool:
+        """Tell whether float64 passes that expand squares in ``d`` dimensions multiply on tensor cores."""
+        able = device_limits(cp.cuda.Device().id)[0] >= WIDE_PRODUCTS
+        return self.tiled and able and d <= WIDE_CHUNKS * WIDE_PIECE
 
     def set_passes(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
@@ -348,7 +359,8 @@ class PointWorkspace(DeviceWorkspace):
                 self.squares = tuple(map(host, found))
             else:
                 self.squares = found
-            self.products = self.sides(x, y, factor=2.0)
+            depth = WIDE_PIECE * self.launch.takes_wide_products(cloud.dim)
+            self.products = self.sides(x, y, factor=2.0, depth=depth)
 
     def needed(self) -> list[Job]:
         """List the kernels of passes over all pairs: the float32, float64 and balancing kernels."""
@@ -384,10 +396,13 @@ class PointWorkspace(DeviceWorkspace):
         metric, scale = self.cloud.core
         return Passes(self.wide, False, metric.number, scale / self.problem.reg, tops=True)
 
-    def sides(self, x: Any, y: Any, dtype: Any = np.float64, factor: float = 1.0) -> tuple[PackedSide, PackedSide]:
+    def sides(
+        self, x: Any, y: Any, dtype: Any = np.float64, factor: float = 1.0, depth: int = 0
+    ) -> tuple[PackedSide, PackedSide]:  # fmt: skip
         """Make both sides from points x (m, d), times a factor, and y (d, n padded)."""
         m, n = self.problem.shape
-        return PackedSide(x.T, m, self.tiled, dtype, factor), PackedSide(y, n, self.tiled, dtype, 1.0)
+        rows = PackedSide(x.T, m, self.tiled, dtype, factor, depth)
+        return rows, PackedSide(y, n, self.tiled, dtype, 1.0, depth)
 
     def narrow_sides(self, x: Any, y: Any, factor: float) -> tuple[PackedSide, PackedSide]:
         """Make both sides for float32 passes: for tensor cores, if these make products and coordinates fit float16."""

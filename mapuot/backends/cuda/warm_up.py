@@ -35,7 +35,7 @@ from .kernels import (
     together,
 )
 from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
-from .points import DIM, EXPANDED, PIECE, depth_of, ends_of, sizes_of, sums_job
+from .points import DIM, EXPANDED, PIECE, WIDE_PIECE, WIDE_PRODUCTS, depth_of, ends_of, sizes_of, sums_job
 from .sparse import CLUSTER, OWN, pair_options
 from .stream import PLAIN, stream_job
 
@@ -48,7 +48,7 @@ BOXES = 32, 64  # points of a box, where pairs are skipped
 PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12288, 16384)  # of an H200; columns of K
 
 
-def point_jobs(d: int, memory: int) -> list[Job]:
+def point_jobs(d: int, memory: int, wide: bool) -> list[Job]:
     """List float32, float64 and balancing kernels of squared distances, over all, half or kept pairs."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
     kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
@@ -57,6 +57,8 @@ def point_jobs(d: int, memory: int) -> list[Job]:
             narrow, part = dtype == "float32", lie if few else {"DEPTH": depth_of(d, dtype)}
             if narrow and not few:
                 part = {"CHUNKS": -(-d // PIECE)}
+            elif wide and form == EXPANDED and not few:
+                part = {"WIDE_CHUNKS": -(-d // WIDE_PIECE)}
             if unit := lie.get("KEPT"):
                 part = {"KEPT": 1, "SPLIT": 32 * sizes_of(d, narrow, False, True)[0] // unit}
             jobs.append(sums_job(KL, memory, d, narrow, form, **more, **part))
@@ -118,7 +120,9 @@ def jobs(capability: int) -> list[Job]:
         found += [("sparse_stream.cu", "sparse_sums", stored | {"STORE": store}) for store in STORES.values()]
     for memory in MEMORY:
         found += pair_jobs(memory, bulk)
-        found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
+        found += [
+            job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory, capability >= WIDE_PRODUCTS)
+        ]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
     tables = [("point_tables.cu", "take_points", {"STORE": 0, "COST": cost}) for cost in (0, 1)]

@@ -255,6 +255,17 @@ static void multiply_tiles(float *sum, const unsigned *x, unsigned y0, unsigned 
         }
 }
 
+// mma.m16n8k16 of float64
+static void multiply_doubles(double *sum, const double *x, const double *y) {
+    const int lane = self->id % 32, row = lane / 4, column = 2 * (lane % 4);
+    for (int k = 0; k < 16; k++) {
+        double a[2], b[2];
+        for (int h = 0; h < 2; h++) a[h] = shuffled(x[k / 4 * 2 + h], row * 4 + k % 4);
+        for (int e = 0; e < 2; e++) b[e] = shuffled(y[k / 4], (column + e) * 4 + k % 4);
+        for (int q = 0; q < 4; q++) sum[q] = fma(a[q / 2], b[q % 2], sum[q]);
+    }
+}
+
 // ldmatrix.x4: lane l points at row l % 8 of matrix l / 8, and gets two numbers of row l / 4 of each matrix
 static void matrices_of(unsigned *y, const void *row) {
     const int lane = self->id % 32;

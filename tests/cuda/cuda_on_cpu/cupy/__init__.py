@@ -50,6 +50,7 @@ PTX = {  # start of an asm statement: the C++ in its place, {0} the first operan
     "cvt.rn.f16.f32": "{0} = short_of_float({1});",
     "cvt.f32.f16": "{0} = float_of_short({1});",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_tiles(&{0}, &{4}, {8}, {9});",  # arrays of 4
+    "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64": "multiply_doubles(&{0}, &{4}, &{12});",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "matrices_of(&{0}, self->block->shared + (size_t)({4}));",
     "st.relaxed": "*({0}) = {1};",
     "ld.relaxed.gpu.global.u32": "{0} = *{1}; change();",
