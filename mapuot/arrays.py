@@ -1,6 +1,6 @@
 """Arrays of the host and of a GPU: where an array lies, its library, copies to the host, and formulas over vectors.
 
-No library of a GPU is imported here. `backends` registers the module that computes with vectors on a GPU.
+No library of a GPU is imported with this module. `backends` registers the module that computes with vectors on a GPU.
 """
 
 import functools
@@ -44,6 +44,15 @@ def refuse_data_set(x: Any, name: str) -> None:
     if is_data_set(x):
         arrays = f"{name}.obsm['X_pca'] (points), {name}.obsp['distances'] (costs) or {name}.obs['mass'] (masses)"
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: pass one of its arrays, as {arrays}")
+
+
+def import_cupy() -> Any:
+    """Import CuPy; an error names the extras that bring it."""
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        extras = "pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'"
+        raise ImportError(f"arrays on a GPU need CuPy: {extras}; or pass arrays in host memory") from error
 
 
 def is_on_device(x: Any) -> bool:

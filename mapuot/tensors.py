@@ -6,6 +6,8 @@ Nothing here imports torch: a tensor among the arguments means that torch is loa
 import sys
 from typing import Any
 
+from .arrays import import_cupy
+
 
 def is_tensor(x: Any) -> bool:
     """Tell whether x is a tensor of PyTorch, a parameter, say."""
@@ -30,8 +32,7 @@ def array_of(x: Any) -> Any:
         return csr_array((data, column, start), shape=tuple(x.shape))
     if x.device.type != "cuda":
         return x.cpu().numpy()
-    import cupy  # noqa: PLC0415 - only where torch brings GPU memory
-
+    cupy = import_cupy()
     if not (x.is_contiguous() and x.numel() and x.is_floating_point() and share_stream(x.device)):
         return cupy.from_dlpack(x)
     # the same as from_dlpack without its event, which takes a fifth of the time of a small solve

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import import_cupy
 from ..errors import warn
 from ..graphs import breaks_graph
 from ..tensors import array_of, is_csr, share_stream
@@ -60,8 +61,7 @@ def stream_of(device: Any) -> Any:
     """Return a context in which CuPy uses torch's current stream; for a CPU an empty context."""
     if device.type != "cuda":
         return HERE
-    import cupy  # noqa: PLC0415 - only for tensors on a GPU
-
+    cupy = import_cupy()
     torch = sys.modules["torch"]
     if torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError("a CUDA graph cannot hold a solve, which ends when the host has read its certificate")

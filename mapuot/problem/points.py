@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import PAD, any_of, arithmetic, host, is_on_device, laid, largest, namespace, taken
+from ..arrays import PAD, any_of, arithmetic, host, import_cupy, is_on_device, laid, largest, namespace, taken
 from ..contract import Backend
 from ..errors import shown
 from ..penalties import F64
@@ -712,8 +712,7 @@ def check_finite(points: Any, name: str) -> None:
 
 def there(value: Any) -> Any:
     """Return an array on the current device; a tensor is detached."""
-    import cupy  # noqa: PLC0415 - only for what lies on a GPU
-
+    cupy = import_cupy()
     if is_tensor(value):
         value = array_of(value)
     array = cupy.asarray(value)

@@ -147,7 +147,7 @@ def test_metrics_of_others(metric, told):
         ({"M": POINTS, "a": POINTS}, "mapuot.PointCloud(x, y)"),
         ({"M": M, "reg_m": "inf"}, "got the text 'inf'"), ({"M": M, "reg_m": None}, "inf (balanced)"),
         ({"M": M, "reg": 0.0}, "unregularised_bounds()"), ({"M": M, "reg": [0.1, 0.2]}, "mapuot.path solves"),
-        ({"M": M, "reference": None}, "reference must hold real numbers, got dtype object: None is no number"),
+        ({"M": M, "reference": None}, "reference must be 'product', 'uniform' or a matrix, got None"),
         ({"M": np.array([[0.0, "far"], [1.0, 2.0]], object)}, "'far' at index 0, 1 is no number"),
         ({"M": M, "mask": M > 0.5}, "set M to inf there"),
         ({"M": M, "a": np.ones(5), "b": np.ones(6), "reg_m": np.inf}, "divide both by their sums"),
@@ -231,6 +231,8 @@ def test_the_page_has_the_tables():
         ("matplotlib", "mapuot.plot.pyplot()", "mapuot.plot needs matplotlib: pip install 'mapuot[plot]'"),
         ("h5py", "mapuot.solve([[1.0]], reg=1, reg_m=1).save('a.h5')", "h5py: pip install 'mapuot[files]'"),
         ("cupy", "mapuot.solve([[1.0]], reg=1, reg_m=1, backend='cuda')", "pip install 'mapuot[gpu]'"),
+        ("cupy", "mapuot.arrays.import_cupy()", "arrays on a GPU need CuPy: pip install 'mapuot[gpu]'"),
+        ("zarr", "mapuot.solve([[1.0]], reg=1, reg_m=1).save('a.zarr')", "zarr: pip install 'mapuot[files]'"),
         ("anndata", "mapuot.wot.Coupling.to_anndata(None)", "to_anndata needs anndata: pip install anndata"),
     ],
 )
