@@ -12,7 +12,6 @@ from ..answer.result import Result
 from ..arrays import host, namespace
 from ..backends.boxes import SortedPoints, Truncation
 from ..backends.factored import Reached
-from ..backends.newton import misses
 from ..contract import Options
 from ..penalties import F64
 from ..problem.cut import find_cut
@@ -110,7 +109,7 @@ def carry_out(
     way, task, start, sampled = begin(run, problem, options, start, escalate, may_sample)
     skip: Truncation | None = None
     boxed: SortedPoints | None = None
-    factors_follow = way.nats is None and any(stage.factored for stage in way.stages)
+    factors_follow = way.nats is None and way.stages[-1].factored
     run.outcome = outcomes.at_start(run.outcome, factors_follow)
     run.potentials = start
     with run.shown():
@@ -130,9 +129,14 @@ def carry_out(
             else:
                 log_v = xp.zeros(len(log_v))
         done, skip = all_stages(run, task, way, log_v, skip)
-    skipped = end_skipping(boxed, skip) if boxed else None
     how = describe(way, done, problem, skip, run, called, sampled)
-    potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
+    potentials = run.potentials
+    marginals = run.marginals
+    skipped = None
+    if boxed:
+        skipped = end_skipping(boxed, skip)
+        potentials = boxed.back(potentials)
+        marginals = boxed.back(marginals)
     if way.turned:
         potentials = potentials[::-1]
         marginals = marginals[::-1]
@@ -159,7 +163,7 @@ def all_stages(
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
     done = list[StageRecord]()
     starts: dict[float, Reached] = {}  # for steps with a factor, by reg over the reg asked for
-    if any(stage.factored for stage in way.stages):
+    if way.stages[-1].factored:
         starts[1.0] = Reached(1.0, *run.potentials)
     cancelled = False
     kept = KeptPairs(run, way.options.threads)
@@ -206,7 +210,7 @@ def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) 
         level = stage.reg / task.reg
         starts[level] = Reached(level, *run.potentials)
     is_last = run.is_cancelled or run.n_passes >= run.max_passes  # the loop has certified it
-    if run.outcome.status == "converged" and not stage.certifies and not is_last and misses(task):
+    if run.outcome.status == "converged" and not stage.certifies and not is_last and task.misses:
         run.outcome = outcomes.before_factored_steps(run.trace[-1])
 
 

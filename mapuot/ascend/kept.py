@@ -17,7 +17,6 @@ import numpy as np
 
 from .. import outcome as outcomes
 from ..backends.boxes import PassState, Truncation
-from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..backends.settings import BOXES
 from ..contract import Options
@@ -64,7 +63,7 @@ class KeptPairs:
         """
         run, answer = self.run, None
         inner = dataclasses.replace(options, tol=STAGES.inner_share * options.tol)
-        exact = dataclasses.replace(options, precision="float64" if misses(task) else "made")
+        exact = dataclasses.replace(options, precision="float64" if task.misses else "made")
         if self.skip:
             if self.skip.correct or self.are_many(task, column_exponents(task, log_v), PAIRS.nats):
                 return None

@@ -14,7 +14,7 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-from ..backends.factored import START_TOL, is_stiff, patience
+from ..backends.factored import START_TOL, STIFF, patience
 from ..contract import Backend, Options
 from ..problem.problem import Common, Problem
 from ..status import FAILED
@@ -60,7 +60,7 @@ class Route(NamedTuple):
     warm: bool  # the solve starts from given potentials
     nats: float | None  # skip pairs that lie at least so far below their share; None: skip no pair
     options: Options  # the options that all stages share
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # Newton's steps with a factor, if any, are last
 
 
 def route(
@@ -72,18 +72,15 @@ def route(
     ``most``: limit on the passes; ``given``: whether the user gives a log u, and a log v; ``escalate``: K may be stored
     in a finer type than the options name; ``saves``: a checkpoint is written.
     """
-    turns = turned(problem, options) or quicker(problem, options, given, backend)
-    turns = problem.turns and turns and not options.symmetric
-    skips = backend.skips_with_one_potential or not options.symmetric
-    if skips:
+    turns = not options.symmetric and (turned(problem, options) or quicker(problem, options, given, backend))
+    turns = turns and problem.turns
+    nats = None
+    if problem.cost.operator == "points" and (backend.skips_with_one_potential or not options.symmetric):
         nats = nats_of(problem, saves, backend.skips_from)
-    else:
-        nats = None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     if nats is not None:
         options = inner(options)
-    keeps = keeps_pairs(problem, options) and backend.keeps_pairs(problem)
-    found = stages(problem, options, most, backend, warm, nats is not None, escalate, keeps)
+    found = stages(problem, options, most, backend, warm=warm, skips=nats is not None, escalate=escalate)
     return Route(turns, warm, nats, options, found)
 
 
@@ -96,20 +93,19 @@ def inner(options: Options) -> Options:
     return dataclasses.replace(options, tol=STAGES.inner_share * options.tol, tol_gap=tol_gap)
 
 
-def keeps_pairs(problem: Problem, options: Options) -> bool:
-    """Return whether passes over kept pairs apply to this problem."""
+def keeps_pairs(problem: Problem, options: Options, backend: Backend) -> bool:
+    """Return whether passes over kept pairs apply to this problem, and pay."""
     cost = problem.cost
     whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
     quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
     quick = quick and not problem.balanced  # kept pairs may form separate parts with unequal masses
-    return whole and quick and cost.size > STAGES.kept_entries
+    return whole and quick and cost.size > STAGES.kept_entries and backend.keeps_pairs(problem)
 
 
 def stages(
-    problem: Problem, options: Options, most: int, backend: Backend, warm: bool, skips: bool, escalate: bool,
-    keeps: bool = False,
-) -> tuple[Stage, ...]:  # fmt: skip
-    """List the stages in order.
+    problem: Problem, options: Options, most: int, backend: Backend, *, warm: bool, skips: bool, escalate: bool
+) -> tuple[Stage, ...]:
+    """List the stages in order; ``warm``: potentials are given, ``skips``: pairs of points are skipped.
 
     Where Newton's steps with a factor may follow, passes and products are few. On a GPU there are no products between
     hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
@@ -123,8 +119,8 @@ def stages(
         leave = math.inf if skips else STAGES.warm_error
     factors = factors_serve(problem, options, backend)
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
+    keeps = bool(found) and reg < small and keeps_pairs(problem, options, backend)
     found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
-    keeps = keeps and bool(found) and reg < small
     own = [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)] * keeps
     found += [*own, Stage(reg, tol, storage, memory, most, UNDONE, begin)]
     if options.symmetric:
@@ -144,9 +140,8 @@ def stages(
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
-        hurries = (
-            backend.few_passes > 0 and problem.balanced and not options.symmetric
-        )  # one potential needs few products
+        hurries = backend.few_passes > 0 and problem.balanced
+        hurries = hurries and not options.symmetric  # one potential needs few products
         leaves = hurries and min(problem.shape) <= STAGES.most_without_products
         passes = min(patience(problem.shape, problem.balanced), max(most // 4, STAGES.least_patience))
         if leaves:
@@ -168,7 +163,7 @@ def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):
         return backend.factors_all_penalties
-    return is_stiff(problem.reg, max(side.rho_range[1] for side in problem.sides))
+    return max(problem.rows.rho_range[1], problem.cols.rho_range[1]) >= STIFF * problem.reg
 
 
 def climb(problem: Any, options: Options, most: int) -> list[Stage]:
@@ -234,11 +229,7 @@ def turned(problem: Common, options: Options) -> bool:
 
     Every pass meets the row marginal exactly, so that after the swap the gap alone certifies the plan.
     """
-    return turned_sides(problem.rows.penalty == "balanced", problem.cols.penalty == "balanced", options)
-
-
-def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> bool:
-    return balanced_cols and not balanced_rows and options.memory > 0
+    return options.memory > 0 and problem.cols.penalty == "balanced" != problem.rows.penalty
 
 
 def quicker(problem: Problem, options: Options, given: tuple[bool, bool], backend: Backend) -> bool:
@@ -251,10 +242,8 @@ def quicker(problem: Problem, options: Options, given: tuple[bool, bool], backen
 
 
 def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
-    """Return how many nats below its share a pair of points must lie to be skipped; None: skip no pair."""
+    """Return how many nats below its share a pair of points of a cloud must lie to be skipped; None: skip no pair."""
     cloud, ranks = problem.cost.cloud, problem.ranks
-    if problem.cost.operator != "points":
-        return None
     ranks.same(truncate=repr(cloud.truncate))
     pairs = ranks.sum(cloud.size)
     if not cloud.truncates(pairs) or (cloud.truncate == "auto" and pairs < least):

@@ -50,7 +50,7 @@ FIRST_LEVEL = 30.0  # range of the costs over the largest reg
 MOST_LEVEL = 2.0**100  # largest reg over the reg asked for
 EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round apart
 LEAST_MISS = 1e-14  # of the mass: rounding of sums
-STIFF = 1e3  # rho / reg from which on passes may crawl
+STIFF = 1e3  # largest rho / reg from which on passes may crawl
 STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms, which small problems need for all their steps
 MOST_PATIENCE = 1000  # passes of the smallest, four times as many where a side is soft, of 10,000 in all
 SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
@@ -345,8 +345,3 @@ def patience(shape: tuple[int, int], both_hard: bool) -> int:
     """
     m, n = shape
     return (1 if both_hard else SOFT_PATIENCE) * (min(shape) // 2 + min(MOST_PATIENCE, STEP_ENTRIES // (m * n)))
-
-
-def is_stiff(reg: float, rho: float) -> bool:
-    """Tell whether passes may crawl, as the largest rho is far above reg or a side is hard."""
-    return rho >= STIFF * reg

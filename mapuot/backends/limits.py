@@ -10,7 +10,6 @@ import numpy as np
 
 from .._core import ffi, lib
 from ..contract import Options
-from .newton import misses
 from .records import COMMON
 
 STORAGES = ("float64", "float32")  # mapuot_dtype, in order
@@ -21,22 +20,24 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
 
     ``noise``: the error of a marginal in float32 passes; ``reg``: replaces the problem's own reg.
     """
-    sides = problem.rows, problem.cols
+    rows, cols = problem.rows, problem.cols
     soft = dict.fromkeys(("kl", "tv", "l2", None), 0.0)
-    for side in sides:
+    hard_sides = 0
+    for side in (rows, cols):
         soft[side.kind.rounds] += side.largest_soft_rho
-    path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides)
+        hard_sides += side.penalty == "range" or side.rho_range[1] == math.inf
+    path = 2.0 * min(rows.ranks.sum(len(rows.rho)), len(cols.rho))
     missed = 1.0
-    if options.last and problem.cols.demands and not misses(problem):
+    if options.last and cols.demands and not problem.misses:
         missed = path
     terms = ffi.new(
         "mapuot_terms *",
         (
-            problem.reg if reg is None else reg, *(math.nan if x.scalar_rho is None else x.scalar_rho for x in sides),
-            max(x.largest_soft_rho for x in sides), soft["kl"], soft["tv"], soft["l2"],
-            sum(x.penalty == "range" or x.rho_range[1] == math.inf for x in sides), noise,
+            problem.reg if reg is None else reg, math.nan if rows.scalar_rho is None else rows.scalar_rho,
+            math.nan if cols.scalar_rho is None else cols.scalar_rho, max(rows.largest_soft_rho, cols.largest_soft_rho),
+            soft["kl"], soft["tv"], soft["l2"], hard_sides, noise,
             options.tol, options.tol_gap, options.translate, options.memory, options.in_place, STORAGES.index(dtype),
-            path * problem.cols.kind.kinks, missed, options.symmetric,
+            path * cols.kind.kinks, missed, options.symmetric,
         ),
     )  # fmt: skip
     lib.mapuot_limits_of(terms, ffi.addressof(limits))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, host, namespace
+from ..arrays import host, namespace
 from ..contract import Options, Stats
 from ..penalties import F64
 from ..problem.problem import Problem
@@ -15,12 +15,6 @@ from .kernel import TINY
 from .rules import core
 
 VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
-
-
-def misses(problem: Any) -> bool:
-    """Tell whether passes may miss hard column marginals, for sides with a logarithmic prox."""
-    rows, cols = problem.rows, problem.cols
-    return rows.logarithmic and cols.logarithmic and any_of(cols.hard)
 
 
 class Newton:

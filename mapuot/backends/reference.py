@@ -20,7 +20,7 @@ from ..problem.side import Side
 from ..status import FAILED
 from . import load
 from .coarse import Coarse, Labels
-from .newton import ColumnsNewton, misses
+from .newton import ColumnsNewton
 from .operator import Operator, parts_of
 
 STALL_PASSES = 250
@@ -112,7 +112,7 @@ class ReferenceWorkspace:
         out_u, out_v = problem.left_out
         possible = np.isfinite(self.log_k)
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
-        plain = not options.last or not problem.cols.demands or misses(problem)
+        plain = not options.last or not problem.cols.demands or problem.misses
         if plain:
             self.edges = 1  # longest path of a unit of missed mass
         else:
@@ -386,7 +386,7 @@ class ReferenceWorkspace:
         return "running"
 
     def newton(self) -> Any:
-        if misses(self.problem):
+        if self.problem.misses:
             return ColumnsNewton(self.problem)
         return None
 

@@ -7,7 +7,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -186,7 +186,8 @@ class Common(DerivedMembers):
     @property
     def least_lift(self) -> Any:
         """The lift less its rounding, for lower bounds."""
-        return self.lift - LIFT_ROUNDING * np.abs(self.lift)
+        lift = self.lift
+        return lift - LIFT_ROUNDING * np.abs(lift)
 
     def lift_of(self, mass: Any, converged: Any) -> Any:
         """Return the value of the constant for plans of this mass; of converged ones the lift, as in dual values."""
@@ -209,6 +210,11 @@ class Common(DerivedMembers):
     @property
     def alike(self) -> bool:
         return self.rows.alike(self.cols)
+
+    @property
+    def misses(self) -> bool:
+        """Whether passes may miss hard column marginals, for sides with a logarithmic prox."""
+        return self.rows.logarithmic and self.cols.logarithmic and self.cols.demands
 
     def unlike(self, backend: Backend) -> str | None:
         """Name the argument that makes rows and columns different problems; None if they are the same."""
@@ -373,10 +379,11 @@ class Problem(Common):
         Costs above log u + log v by VANISHING (finite costs that stand for inf) give entries of 0 and do not count;
         neither do the points of ``idle``.
         """
-        logs: Iterable[F64] = (log_u, log_v)
         if idle is not None:
-            logs = map(np.where, idle.masks, (0.0, 0.0), logs)
-        terms = sum(largest(np.where(np.isfinite(x), np.abs(x), 0.0)) for x in logs)
+            log_u = np.where(idle.masks[0], 0.0, log_u)
+            log_v = np.where(idle.masks[1], 0.0, log_v)
+        terms = largest(np.where(np.isfinite(log_u), np.abs(log_u), 0.0))
+        terms += largest(np.where(np.isfinite(log_v), np.abs(log_v), 0.0))
         if self.unmasked == "product":
             terms += self.rows.log_size + self.cols.log_size
         terms = self.ranks.max(terms)
@@ -494,10 +501,10 @@ class Problem(Common):
 
     @property
     def lift(self) -> float:
+        if not self.constant:
+            return 0.0
         f, g = self.constants
-        if self.constant:
-            return float(f * self.rows.mass + g * self.cols.mass)
-        return 0.0
+        return float(f * self.rows.mass + g * self.cols.mass)
 
 
 class Own(NamedTuple):

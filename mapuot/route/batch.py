@@ -15,7 +15,6 @@ from ..ascend.settings import STAGES
 from ..ascend.stages import FORMED, Stage, climb, in_words, ladder
 from ..backends import Options
 from ..backends.factored import START_TOL, Reached
-from ..backends.newton import misses
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..contract import Backend, BatchEngine
 from ..outcome import CONVERGED, OUTCOMES
@@ -106,7 +105,7 @@ class BatchRun:
                 climbs = engine.climbs and cold and not options.symmetric
                 stages = climb(workspace.task, options, COARSE_PASSES) if climbs else []
                 left = np.zeros(i1 - i0, bool)
-                follows = misses(task) and not workspace.meets and engine.factors(workspace.task)
+                follows = task.misses and not workspace.meets and engine.factors(workspace.task)
                 if follows and not options.symmetric:  # steps part log u from log v
                     self.factor(workspace, stages, i0, i1, min(most, engine.patience), bar)
                 else:
@@ -167,7 +166,7 @@ class BatchRun:
             running = now
         self.read(workspace, i0, i1)
         status = workspace.status()
-        certifies = workspace.meets or not misses(self.task)  # else the problems are solved alone
+        certifies = workspace.meets or not self.task.misses  # else the problems are solved alone
         self.status[i0:i1] = outcomes.after_passes_together(status, most == self.max_passes, certifies)
 
     def read(self, workspace: Any, i0: int, i1: int) -> None:

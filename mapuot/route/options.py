@@ -67,8 +67,9 @@ def one_potential(options: Options, problem: Common, symmetric: Any, backend: Ba
         raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
     if symmetric is False or (symmetric is None and not options.memory):
         return options
-    if symmetric is None and problem.cost.lopsided and problem.rows.ranks.size == 1:  # cheap: compares no vectors
-        return options
+    m, n = problem.shape
+    if symmetric is None and problem.rows.ranks.size == 1 and (m != n or problem.cost.lopsided):
+        return options  # at once: no vectors are compared
     if not backend.has_one_potential:
         serves: str | None = "backend"
     else:

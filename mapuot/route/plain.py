@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..answer.result import Result, holds_float32
-from ..ascend.stages import FORMED, in_words, ladder, newton_words, turned_sides
+from ..ascend.stages import FORMED, in_words, ladder, newton_words
 from ..backends import Options, Stats, load
 from ..backends.draw import columns_in
 from ..backends.records import STATS, stats_of
@@ -44,7 +44,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     """
     backend, cost, a, b, reg, rho, options, _ = plain
     m, n = cost.shape
-    turns = turned_sides(rho[0] == math.inf, rho[1] == math.inf, options)
+    turns = options.memory > 0 and rho[0] < rho[1] == math.inf
     if m * n > SERIAL_ENTRIES or options.threads not in (None, 1) or turns:
         return Start()
     begun = time.perf_counter()

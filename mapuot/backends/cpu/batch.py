@@ -19,7 +19,6 @@ from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ...problem.side import Side, largest_log
 from ..factored import patience
 from ..limits import fill
-from ..newton import misses
 from ..records import STATS, STATUS, put
 from ..rules import START
 from ..workspace import STORAGE
@@ -78,7 +77,7 @@ class HostBatch:
         self.cols = self.side(task.cols, task.B, of_cols - log_b, state.cols)
         self.set_start(log_v)
         check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
-        if misses(task):
+        if task.misses:
             self.newton = ffi.new("mapuot_newton[]", p)
         else:
             self.newton = ffi.NULL

@@ -14,7 +14,7 @@ from ...penalties import F64
 from ...problem.cost import Dense
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
-from ..factored import is_stiff, patience
+from ..factored import STIFF, patience
 from ..records import STATS
 from ..workspace import FAR_LOG, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pool_for
@@ -133,7 +133,7 @@ def fill_terms(terms: Any, shape: tuple[int, int], reg: float, rho: tuple[Any, A
     terms.rho_rows, terms.rho_cols = rho
     soft = [x for x in rho if x < np.inf]
     terms.largest_rho, terms.rho_kl, terms.hard_sides = max(soft, default=0.0), sum(soft), 2 - len(soft)
-    if terms.memory > 0 and is_stiff(reg, max(rho)):
+    if terms.memory > 0 and max(rho) >= STIFF * reg:
         return patience(shape, min(rho) == np.inf)
     return 0
 
