@@ -81,8 +81,8 @@ def formula(function: Any) -> Any:
 
     @functools.wraps(function)
     def found(*inputs: Any, into: Any = ()) -> Any:
-        if (xp := arithmetic(*inputs)) is not np:
-            return xp.evaluated(function, inputs, into)
+        if namespace(*inputs) is not np:
+            return arithmetic(*inputs).evaluated(function, inputs, into)
         with np.errstate(all="ignore"):
             results = function(*inputs)
         for out, x in zip(into, results, strict=False):

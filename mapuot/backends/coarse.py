@@ -98,10 +98,13 @@ class Coarse:
         self.passes, self.dropped = 0, 0
         self.corrected = False  # have passes been corrected?
         self.found: Labels | None = None  # kept alive: the core points at these arrays
-        rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
+        rho_a = problem.rows.scalar_rho
+        rho_b = problem.cols.scalar_rho
         at_hand = problem.cost.operator in ("tiles", "points")
-        self.wanted = memory > 0 and None not in rhos and at_hand and not workspace.options.symmetric
-        if self.wanted:
+        self.wanted = memory > 0 and at_hand and not workspace.options.symmetric
+        if rho_a is None or rho_b is None:
+            self.wanted = False
+        elif self.wanted:
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))
             entries = total * n
@@ -112,7 +115,7 @@ class Coarse:
             else:
                 cost = self.labels * (total + n) + CALLS
             self.due = max(FIRST, cost // max(1, entries))
-            self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
+            self.fi = 1 / ((1 + problem.reg / rho_a) * (1 + problem.reg / rho_b))
             few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, self.most))
             self.wanted = entries > LEAST_ENTRIES and few > 1 and size <= MOST_RANKS
 

@@ -19,7 +19,7 @@ from ..penalties import F64
 from ..problem.problem import Idle, Problem
 from .boxes import PassState, Truncation
 from .coarse import Coarse
-from .newton import ColumnsNewton, misses
+from .newton import ColumnsNewton
 from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
@@ -37,8 +37,6 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
 
     With one potential the shift is 0, since it would separate log u from log v: K absorbs all of log v.
     """
-    if not any_of(log_v != 0):  # a cold start
-        return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
     if any_of(used & (log_v != 0)):
         centre = median(log_v[used])
@@ -130,27 +128,16 @@ class Workspace:
         if log_v is None:
             x = self.shifted_log_v()
             shift = None
+        elif cold:
+            x = np.zeros_like(log_v)
+            shift = 0.0
         else:
             x, shift = shifted(problem, log_v, symmetric)
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
         x, plan_v, size = started(x, out_v, lb)
         with np.errstate(invalid="ignore"):
-            reach = float(size.max())
-            safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
-            if safe and not problem.forbidden and problem.c is None:
-                alpha = np.zeros_like(la) + problem.M_min / problem.reg
-                beta = np.zeros_like(lb)
-            elif self.truncation and self.truncation.known:
-                d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
-                alpha = d + la
-                beta = e + lb
-            else:
-                alpha, beta = self.balance(out_u, plan_v)
-                if self.idle is None and not symmetric:
-                    self.idle = self.may_idle(alpha, beta)
-                if self.idle and not self.truncation:
-                    alpha, beta = self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
+            alpha, beta = self.exponents(x, plan_v, float(size.max()), shift)
             if symmetric:  # the mean of alpha and beta makes K symmetric, and its entries stay <= 1
                 beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
                 if problem.ranks.size == 1:
@@ -161,16 +148,37 @@ class Workspace:
             dead_v, off_v = unreached(beta, out_v)
             self.dead = dead_u, dead_v
             alpha[off_u] = beta[off_v] = -np.inf
-            alpha, beta = self.fitted(alpha, beta)
+            if self.narrow_points is not None:
+                alpha, beta = self.fitted(alpha, beta)
         d = absorbed(alpha, off_u, la)
         e = absorbed(beta, off_v, lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # else v of columns far from all rows would be 0 in float32
         self.build(alpha, beta, problem.exponent_error(alpha, beta, self.idle))
-        self.set_dual_constants(d, off_u)
         self.set_rows(d, off_u)
         self.absorbed = e, off_v
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
+
+    def exponents(self, x: F64, plan_v: F64, reach: float, shift: float | None) -> tuple[F64, F64]:
+        """Choose the exponents alpha and beta of K for log v + shift = ``x``.
+
+        ``plan_v``: x plus log b; ``reach``: the largest |x|; ``shift``: None for the shift of the passes.
+        """
+        problem = self.problem
+        out_u = problem.left_out[0]
+        la, lb = problem.log_reference
+        safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
+        if safe and not problem.forbidden and problem.c is None:
+            return np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb)
+        if self.truncation and self.truncation.known:
+            d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
+            return d + la, e + lb
+        alpha, beta = self.balance(out_u, plan_v)
+        if self.idle is None and not self.options.symmetric:
+            self.idle = self.may_idle(alpha, beta)
+        if self.idle and not self.truncation:
+            return self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
+        return alpha, beta
 
     def balance_without_lost(self, alpha: F64, beta: F64, idle: Idle, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Balance again without the idle points that are too far for any K; these get inf."""
@@ -298,10 +306,11 @@ class Workspace:
         problem = self.problem
         total = problem.reg * problem.c_mass
         scale = 0.0
-        if any_of(self.dead[0]) or any_of(self.dead[1]):
+        some_dead = any_of(self.dead[0]), any_of(self.dead[1])
+        if any(some_dead):
             problem.check_reachable(*self.dead)
-        for side, dead in zip((problem.rows, problem.cols), self.dead, strict=True):
-            total += side.ranks.sum(side.dead_terms(dead))
+        for side, dead, is_some in zip(problem.sides, self.dead, some_dead, strict=True):
+            total += side.ranks.sum(side.dead_terms(dead) if is_some else 0.0)
             scale += side.dual_scale
         return total, scale
 
@@ -312,7 +321,7 @@ class Workspace:
 
     def newton(self) -> Any:
         """Return Newton's steps (newton.py), which certify plans that miss hard marginals; None if passes meet all."""
-        if misses(self.problem):
+        if self.problem.misses:
             return ColumnsNewton(self.problem)
         return None
 
@@ -326,11 +335,12 @@ class Workspace:
     make_passes: Callable[[int], list[Stats]]  # make at most this many passes, without a new cluster correction
     shifted_log_v: Callable[[], F64]  # the next log v + shift
     build: Callable[[F64, F64, float], None]  # build K (alpha, beta, plan error by the rounding of exponents)
-    set_dual_constants: Callable[[F64, Any], None]  # set the terms of the dual value that no pass changes (d, no mass)
-    set_rows: Callable[[F64, Any], None]  # set the row vectors of a pass (d, mask of rows without mass)
+    # set the row vectors of a pass, and the terms of the dual value that no pass changes (d, mask of rows without mass)
+    set_rows: Callable[[F64, Any], None]
     set_cols: Callable[[F64, Any, F64, float | None], None]  # (e, no mass, log v + shift, shift; None: keep the shift)
     newton_product: Callable[[], Callable[[F64], F64]]  # product for Newton's step, from the last pass
     take_mask: Callable[[Truncation], None]  # choose a new mask, and give it to the kernels
+    fitted: Callable[[F64, F64], tuple[F64, F64]]  # the nearest scalings that float32 points can represent
     # leap(stat, on): continue from a rough Newton's step after the last pass, if one is due; the guard may drop it.
     # Make no step if ``on`` is False. Return the number of products of the step; with ``leaps_within``, the number
     # since the last call.
@@ -341,7 +351,3 @@ class Workspace:
 
     def send_progress(self) -> None:
         """Send progress to where the kernels read it."""
-
-    def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        """Return the nearest scalings that the backend can represent."""
-        return alpha, beta

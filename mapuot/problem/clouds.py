@@ -206,6 +206,7 @@ class Clouds(Cost):
 
     ndim = 3
     operator = "points"
+    remade = True
 
     def __init__(self, x: Any, y: Any, metric: str, scale: float, weights: Any, *how: Any, starts: Any = None) -> None:
         if isinstance(starts, tuple):

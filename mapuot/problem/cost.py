@@ -34,6 +34,7 @@ class Cost:
     ndim = 2
     held = False  # whether it is one array, which a backend reads in place
     operator = "tiles"  # source of K in a pass: stored "tiles" or "pairs", "points", or "products" along axes
+    remade = False  # whether every pass computes the entries, which is faster than reading a stored K
     cloud: Any = None  # the points (`PointCosts`), for costs between points
     pairs: Any = None  # the cost itself, if it stores some pairs only (`Sparse`)
     lopsided = False  # whether it is known to be unsymmetric
@@ -46,11 +47,6 @@ class Cost:
     transpose: Callable[[], Any]
     own_block: Callable[[Any, Any, Ranks], Any]  # this rank's block of a whole matrix, located by its masses or None
     landmarks: Callable[[], tuple[Any, Any]]  # LANDMARKS rows and columns, the features for clustering
-
-    @property
-    def remade(self) -> bool:
-        """Tell whether every pass computes the entries, which is faster than reading a stored K."""
-        return self.operator in ("points", "products")
 
     @property
     def array(self) -> Any:

@@ -93,7 +93,8 @@ class Grid(UserCost):
 
 
 class GridCosts(Cost):
-    operator, wide = "products", True
+    operator = "products"
+    remade = wide = True
     turns = True
     dtype = np.dtype(np.float64)
 

@@ -67,6 +67,7 @@ class PointCosts(Cost):
     middle: F64  # (d,), the centre of y, if there are weights
     held = at_hand = True
     operator = "points"
+    remade = True
     on_device = False  # whether points came from a GPU: "auto" then solves there
     there: tuple[Any, Any] | None = None  # (rows, columns) on a device
     x: Any  # (m, d)

@@ -151,7 +151,7 @@ class Side(Numbers, Kind):
 
     def dead_terms(self, dead: Any) -> float:
         """Return the dual terms of this rank's points that no mass can reach (f is inf)."""
-        if self.penalty == "range" or not any_of(dead):
+        if self.penalty == "range":
             return 0.0
         weight = self.weight[dead]
         return float(dual_term(self.penalty, np.full_like(weight, np.inf), weight, self.rho[dead], None).sum())
@@ -159,20 +159,23 @@ class Side(Numbers, Kind):
 
 def numbers_of(side: Side) -> dict[str, Any]:
     """Return the `Numbers` of a side; over ranks, of the points of all ranks, except ``log_size`` and ``demands``."""
-    ranks = side.ranks
-    hard = any_of(side.hard)
     with np.errstate(over="ignore"):
         mass = float(side.weight.sum())
         dual_scale = float(side.dual_sizes(side.weight))
-    low = ranks.min(-largest(-side.rho, -math.inf))
-    high = ranks.max(largest(side.rho))
+    least_rho = -largest(-side.rho, -math.inf)
+    largest_rho = largest(side.rho)
+    hard = largest_rho == math.inf
+    own = mass, dual_scale, least_rho, largest_rho, largest(side.soft_rho)
+    masses, dual_scales, least_rhos, largest_rhos, soft_rhos = zip(*side.ranks.all(own), strict=True)
+    low = min(least_rhos)
+    high = max(largest_rhos)
     return {
-        "mass": float(ranks.sum(mass)),
+        "mass": float(sum(masses)),
         "log_size": largest_log(side.log_weight),
         "scalar_rho": float(low) if side.logarithmic and low == high else None,
         "rho_range": (low, high),
-        "largest_soft_rho": float(ranks.max(largest(side.soft_rho))),
-        "dual_scale": float(ranks.sum(dual_scale)),
+        "largest_soft_rho": float(max(soft_rhos)),
+        "dual_scale": float(sum(dual_scales)),
         "uniform": side.penalty == "balanced" or (side.penalty == "kl" and not hard),
         "demands": side.penalty == "range" or hard,
     }

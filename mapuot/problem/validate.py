@@ -313,9 +313,10 @@ def as_range(
     if infinite == cost.all_pairs:
         low = math.inf
         high = -math.inf
-    low = ranks.min(low)
-    high = ranks.max(high)
-    forbidden = ranks.max(bool(infinite))
+    lows, highs, some_infinite = zip(*ranks.all((low, high, bool(infinite))), strict=True)
+    low = min(lows)
+    high = max(highs)
+    forbidden = max(some_infinite)
     if not low <= high:
         raise InfeasibleError("M forbids every pair: all its entries are inf")
     if not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg))):
@@ -655,9 +656,9 @@ def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str |
     rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
     if problem.unmasked != "product" or None in rhos:
         return None
-    masses = np.broadcast_arrays(np.atleast_1d(mass_a), np.atleast_1d(mass_b))
-    worst = int(np.argmax(np.abs(sum(np.log(x) for x in masses))))
-    return odd_unit(problem.reg, *rhos, float(masses[0][worst]), float(masses[1][worst]), cure)
+    masses_a, masses_b = np.broadcast_arrays(np.atleast_1d(mass_a), np.atleast_1d(mass_b))
+    worst = int(np.argmax(np.abs(np.log(masses_a) + np.log(masses_b))))
+    return odd_unit(problem.reg, *rhos, float(masses_a[worst]), float(masses_b[worst]), cure)
 
 
 def odd_scale(
@@ -675,7 +676,9 @@ def odd_scale(
             return f"M holds costs of {low:g}, by which files mark missing entries: {cure}"
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
         return f"M reaches {high:.1e}, and its range is {problem.spread:.1e} times reg: {cure}"
-    return odd_share(mass, mass_a, mass_b, scaling)
+    if np.any(moves_little(mass, mass_a, mass_b, LITTLE_SHARE)):
+        return odd_share(mass, mass_a, mass_b, scaling)
+    return None
 
 
 def odd_share(mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'") -> str | None:

@@ -291,7 +291,8 @@ class HostOperator(Operator):
         self.state.tile = pointer(self.tile)
 
     def build(self, alpha: F64, beta: F64) -> None:
-        state = self.set_exponents(alpha, beta).state
+        state = self.state
+        self.alpha, self.beta = alpha, beta
         self.absorbed = alpha, beta  # kept alive: the record points at them
         state.limits.reg = self.reg
         state.limits.inv_reg = 1.0 / self.reg

@@ -14,14 +14,12 @@ from ..._core import ffi, lib
 from ...arrays import PAD
 from ...contract import Options, Stats, memory_of
 from ...penalties import F64
-from ...problem.cost import Cost
 from ...problem.problem import Problem
 from ...problem.side import Side
 from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..limits import fill, limits_of
-from ..operator import parts_of
 from ..records import STATS, put, stats_of
 from ..rules import START
 from ..workspace import STORAGE, Workspace
@@ -58,13 +56,16 @@ class HostWorkspace(Workspace):
         self.dtype = self.storage()
         memory = memory_of(options.memory, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
-        self.operator = operator or HostOperator(*parts_of(problem), options.threads)
+        self.operator = operator or HostOperator(problem.cost, problem.reg, problem.c, problem.ranks, options.threads)
         self.pool = self.operator.pool
         threads = lib.mapuot_pool_threads(self.pool)
         size = padded(n)
-        sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
-        lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
-        self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
+        row_names = names_of(problem.rows)
+        col_names = names_of(problem.cols)
+        self.sums, self.work, self.history, rows, cols = native.vectors(
+            size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n),
+            len(row_names) * padded(m), len(col_names) * size,
+        )  # fmt: skip
         narrow = self.dtype != "float64" and not options.in_place and not pairs
         state = self.state = self.operator.passes(narrow, self.sums)
         self.operator.store(self.dtype, self.made)
@@ -75,7 +76,7 @@ class HostWorkspace(Workspace):
             self.shares = state.shares = ffi.NULL
         state.work = pointer(self.work)
         state.history = pointer(self.history)
-        state.before = problem.own.start
+        state.before = problem.ranks.before(m)
         self.limits, self.progress = state.limits, state.progress
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
@@ -84,10 +85,10 @@ class HostWorkspace(Workspace):
         if problem.cost.held:
             state.M = matrix(problem.M)
             state.c = matrix(None if problem.c is None else problem.c.array)
-        self.parts = self.part_columns(problem)
+        self.parts = self.part_columns(problem) if pairs else None
         state.exact = self.made and not narrow
-        if narrow:
-            self.narrow_points = self.float32_points(problem.cost, state)
+        if narrow and self.size is not None:
+            self.narrow_points = self.float32_points(self.size, state)
         else:
             self.narrow_points = None
         if self.limits.finer and not self.made:
@@ -96,8 +97,8 @@ class HostWorkspace(Workspace):
         self.leaps: Any = None  # record of rough Newton's steps, and its workspace
         self.reach = REACH  # nats that the next rough step may move a column
         self.makes_products = not (self.operator.summed or options.in_place)
-        self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
-        self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
+        self.row_side = self.side(problem.rows, row_names, m, state.rows, rows)
+        self.col_side = self.side(problem.cols, col_names, size, state.cols, cols)
 
     @property
     def reads(self) -> str:
@@ -112,10 +113,9 @@ class HostWorkspace(Workspace):
             dtype = "float64"
         else:
             dtype = self.dtype
-        if dtype != "float64":
+        self.size = None
+        if dtype != "float64" and kind == "points":
             self.size = narrow_points.fitting(problem)
-        else:
-            self.size = None
         coarse = kind == "points" and self.size is None
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # exact passes do not exist for stored pairs
@@ -133,11 +133,9 @@ class HostWorkspace(Workspace):
         self.state.part_sums = pointer(found[1])
         return found
 
-    def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
-        """Give the core the float32 points for the rows of narrow passes; None if such passes cannot make rows."""
-        if self.size is None:
-            return None
-        points = narrow_points.NarrowPoints(self.problem, self.size)
+    def float32_points(self, size: float, state: Any) -> narrow_points.NarrowPoints:
+        """Give the core the float32 points for the rows of narrow passes; ``size``: see `narrow_points.fitting`."""
+        points = narrow_points.NarrowPoints(self.problem, size)
         d, ld = points.y.shape
         self.packed = np.ascontiguousarray(points.y.reshape(d, ld // PAD, PAD).swapaxes(0, 1))
         state.narrow_points.d, state.narrow_points.form = d, points.form
@@ -146,12 +144,15 @@ class HostWorkspace(Workspace):
         self.floor = float(self.limits.narrow_floor)
         return points
 
-    def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
+    def side(self, side: Side, names: list[str], size: int, out: Any, block: F64) -> dict[str, F64]:
         """Fill the C view of one marginal with vectors in ``block``; ``size``: their length, padded for columns."""
-        names = names_of(side)
         stride = padded(size)
         count = len(side.weight)
-        arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
+        arrays = dict[str, F64]()
+        first = pointer(block)
+        for k, name in enumerate(names):
+            arrays[name] = block[k * stride : k * stride + size]
+            setattr(out, name, first + k * stride)
         arrays["rho"][:] = 1.0
         arrays["rho"][:count] = side.rho
         if "fi" in arrays:
@@ -161,26 +162,24 @@ class HostWorkspace(Workspace):
         if side.upper is not None:
             arrays["upper"][:count] = side.upper
         out.len, out.penalty = count, side.kind.number
-        first = pointer(block)
-        for k, name in enumerate(names):
-            setattr(out, name, first + k * stride)
         return arrays
 
     def shifted_log_v(self) -> F64:
         return self.col_side["log_scale"][: self.problem.shape[1]]
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        if self.progress.narrow and self.narrow_points:
-            found = self.narrow_points.fitted(alpha, beta)
+        points: narrow_points.NarrowPoints = self.narrow_points
+        if self.progress.narrow:
+            found = points.fitted(alpha, beta)
         else:
             found = None
-        if self.narrow_points and self.problem.ranks.max(found is None):  # all ranks go on in float64
+        if self.problem.ranks.max(found is None):  # all ranks go on in float64
             self.progress.narrow = 0
             self.take_float64()
             return alpha, beta
-        if found and self.narrow_points:
-            put(self.limits, self.narrow_points.limits(self.floor, self.truncation))
-        return found or (alpha, beta)
+        put(self.limits, points.limits(self.floor, self.truncation))
+        assert found
+        return found
 
     def take_float64(self) -> None:
         self.state.exact = 1
@@ -198,12 +197,10 @@ class HostWorkspace(Workspace):
         if apart:
             self.limits.extra_error = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
 
-    def set_dual_constants(self, d: F64, off: Any) -> None:
+    def set_rows(self, d: F64, off: Any) -> None:
         self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
         rows = self.problem.rows
         self.limits.row_weight = rows.ranks.sum(float(rows.weight[~off].sum()))
-
-    def set_rows(self, d: F64, off: Any) -> None:
         self.set_side(self.problem.rows, self.row_side, self.state.rows, d)
 
     def set_side(self, side: Side, arrays: dict[str, F64], state: Any, d: F64) -> None:

@@ -383,6 +383,7 @@ class DeviceWorkspace(Workspace):
 
     def set_rows(self, d: F64, off: Any) -> None:
         """Set the data of the prox of rows, four numbers a row: see row_of in row_prox.cuh."""
+        self.set_dual_constants(d, off)
         side, reg = self.problem.rows, self.problem.reg
         self.d = d
         point = self.staged["point"].reshape(-1, 4)
