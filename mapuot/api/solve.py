@@ -34,6 +34,7 @@ from ..problem.problem import Problem
 from ..problem.scale import mass_scaled, scaled
 from ..problem.validate import (
     LITTLE_SHARE,
+    MOST_PASSES,
     as_callback,
     as_choice,
     as_out,
@@ -282,9 +283,8 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
             out = as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
         start = start_potentials(begin.potentials, problem)
         ranks.same(warm_start=start[1])
-        callback = as_callback(call.callback)
-        most = as_passes(call.max_passes)
-        run = Run(backend, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
+        most = min(int(call.max_passes), MOST_PASSES)
+        run = Run(backend, most, call.callback, call.progress, ranks, call.checkpoint, list(begin.trace))
         run.outcome = OUTCOMES[begin.status]
         run.products = begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
@@ -303,6 +303,8 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
 def checked(call: Call, ranks: Ranks) -> tuple[Backend, Problem, Options]:
     """Check all arguments of a call, and name the wrong one; return the backend, the problem and the options."""
     check_words(call.method, call.precision, call.schedule)
+    as_passes(call.max_passes)
+    as_callback(call.callback)
     backend = pick(call.backend, call.M, call.a, call.b)
     alike = {"method": call.method, "penalty": call.penalty, "tol": call.tol, "tol_gap": call.tol_gap}
     alike |= {"max_passes": call.max_passes, "precision": call.precision, "reg": call.reg, "mask": repr(call.mask)}

@@ -105,6 +105,8 @@ def read(call: Call) -> PlainProblem | None:
     rho = penalties_of(call.reg_m)
     if place is None or rho is None or not 0 < reg < math.inf or not call.mask is call.comm is None:
         return None
+    if call.callback is not None and not callable(call.callback):
+        return None
     try:
         options = settings(
             call.method, call.penalty, call.reference, call.tol, call.tol_gap, call.max_passes, call.precision,
@@ -275,15 +277,11 @@ def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
 def problem_of(plain: PlainProblem) -> Problem | None:
     """Make the Problem of a plain problem, by one read of M; None if problem/validate.py must look at its masses."""
     rows, cols = plain.sides
-    if plain.cost.remade or not (is_sound(rows) and is_sound(cols)):
+    least = min(rows.weight.min(), cols.weight.min())
+    if plain.cost.remade or not (least >= 0 and 0 < rows.mass < math.inf and 0 < cols.mass < math.inf):
         return None
     low, high, forbidden = as_range(plain.cost, plain.reg, plain.backend, threads=plain.options.threads)
     mass = rows.mass * cols.mass
     if not mass < math.inf or (forbidden and plain.rho[0] == plain.rho[1] == math.inf):
         return None  # parts that no pair connects may have unequal masses
     return Problem(plain.cost, rows, cols, plain.reg, "product", low, high, forbidden, mass).lowered()
-
-
-def is_sound(side: Side) -> bool:
-    """Tell whether the masses are >= 0, and their sum is positive and finite."""
-    return bool(side.weight.min() >= 0) and 0 < side.mass < math.inf
