@@ -123,9 +123,10 @@ class Run:
         if self.bar:
             self.bar.update(len(stats))
             self.bar.set_postfix_str(describe_bound(stats[-1].error), refresh=False)
-        is_cancelled = bool(self.ranks.max(cancelled))
-        self.is_cancelled = self.is_cancelled or is_cancelled
-        return outcomes.after_pass(stats[-1].status, is_cancelled, self.is_spent)
+        if self.heard:
+            cancelled = bool(self.ranks.max(cancelled))
+        self.is_cancelled = self.is_cancelled or cancelled
+        return outcomes.after_pass(stats[-1].status, cancelled, self.is_spent)
 
     def call_back(self, stat: Stats) -> bool:
         """Call the callback with a copy that it may keep; return whether it asks to cancel."""
@@ -172,9 +173,13 @@ class StagePasses:
             self.count = run.backend.quick_passes
 
     def step(self) -> list[Stats]:
-        """Make some passes in one call of the core."""
+        """Make some passes in one call of the core: `count`, or fewer where the limit allows no more."""
+        count = self.count
+        left = self.run.limit - self.run.n_passes
+        if left <= count:
+            count = self.last_passes(left)
         self.begun = time.perf_counter()
-        stats = self.workspace.iterate(self.next_passes())
+        stats = self.workspace.iterate(count)
         self.n_made = len(stats)
         return stats
 
@@ -228,10 +233,9 @@ class StagePasses:
 
     # ---- parts of a turn
 
-    def next_passes(self) -> int:
-        """Return how many passes the limit allows; turn wide for the last pass, which must certify."""
+    def last_passes(self, left: int) -> int:
+        """Return how many of the passes ``left`` to make now; turn wide for the last pass, which must certify."""
         workspace = self.workspace
-        left = self.run.limit - self.run.n_passes
         estimates: bool = workspace.estimates
         if estimates and left <= 1:
             workspace.widen()
@@ -297,7 +301,7 @@ class StagePasses:
     def certify_last(self) -> Outcome:
         """Certify the last pass if the solve was cancelled or misses its hard columns; return the outcome."""
         run, workspace = self.run, self.workspace
-        if workspace.estimates and run.outcome.status == "cancelled":
+        if run.outcome.status == "cancelled" and workspace.estimates:
             workspace.widen()
             run.record(workspace.iterate(1))
         last = run.trace[-1]

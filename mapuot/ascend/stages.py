@@ -72,8 +72,10 @@ def route(
     ``most``: limit on the passes; ``given``: whether the user gives a log u, and a log v; ``escalate``: K may be stored
     in a finer type than the options name; ``saves``: a checkpoint is written.
     """
-    turns = not options.symmetric and (turned(problem, options) or quicker(problem, options, given, backend))
-    turns = turns and problem.turns
+    turns = turned(problem, options)
+    if backend.is_quicker_turned(problem.cost):
+        turns = turns or may_turn(problem, options, given)
+    turns = turns and not options.symmetric and problem.turns
     nats = None
     if problem.cost.operator == "points" and (backend.skips_with_one_potential or not options.symmetric):
         nats = nats_of(problem, saves, backend.skips_from)
@@ -172,16 +174,13 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     With one potential, the range of M stands in for its extent: larger regs are seldom needed then, and computing the
     extent takes a tenth of a solve.
     """
-    if options.memory:
-        whole = larger_regs(problem.M_max - problem.M_min, problem.reg)
-    else:
-        whole = []
-    if options.symmetric:
-        regs = whole
-    elif whole:
+    if not options.memory:
+        return []
+    regs = larger_regs(problem.M_max - problem.M_min, problem.reg)
+    if regs and not options.symmetric:
         regs = larger_regs(problem.extent, problem.reg)
-    else:
-        regs = []
+    if not regs:
+        return []
     tol = max(options.tol, STAGES.balanced_tol if problem.balanced else STAGES.coarse_tol)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 
@@ -217,11 +216,11 @@ def in_words(reads: str, larger: int, *more: str) -> str:
 
 def newton_words(products: int, factors: int = 0) -> list[str]:
     """Say how many products with the plan, and how many Cholesky factors, Newton's steps took."""
+    if not products and not factors:
+        return []
     counts = (products, "product"), (factors, "factor")
     words = [f"{count} {name}" + "s" * (count > 1) for count, name in counts if count]
-    if words:
-        return [f"Newton's steps by {' and '.join(words)}"]
-    return []
+    return [f"Newton's steps by {' and '.join(words)}"]
 
 
 def turned(problem: Common, options: Options) -> bool:
@@ -232,13 +231,12 @@ def turned(problem: Common, options: Options) -> bool:
     return options.memory > 0 and problem.cols.penalty == "balanced" != problem.rows.penalty
 
 
-def quicker(problem: Problem, options: Options, given: tuple[bool, bool], backend: Backend) -> bool:
-    """Return whether the backend reads columns as rows in less time, and a swap changes nothing else.
+def may_turn(problem: Problem, options: Options, given: tuple[bool, bool]) -> bool:
+    """Return whether a swap of rows and columns changes nothing but the time that a pass takes.
 
     Hard rows stay rows, since only the row marginal is exact. A start of log v alone (a checkpoint) is not swapped.
     """
-    free = options.memory > 0 and not problem.rows.demands and (given[0] or not given[1])
-    return free and backend.is_quicker_turned(problem.cost)
+    return options.memory > 0 and not problem.rows.demands and (given[0] or not given[1])
 
 
 def nats_of(problem: Problem, saves: bool, least: int) -> float | None:

@@ -137,7 +137,7 @@ class Workspace:
         la, lb = problem.log_reference
         x, plan_v, size = started(x, out_v, lb)
         with np.errstate(invalid="ignore"):
-            alpha, beta = self.exponents(x, plan_v, float(size.max()), shift)
+            alpha, beta, error = self.exponents(x, plan_v, float(size.max()), shift)
             if symmetric:  # the mean of alpha and beta makes K symmetric, and its entries stay <= 1
                 beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
                 if problem.ranks.size == 1:
@@ -154,13 +154,15 @@ class Workspace:
         e = absorbed(beta, off_v, lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # else v of columns far from all rows would be 0 in float32
-        self.build(alpha, beta, problem.exponent_error(alpha, beta, self.idle))
+        if error is None or symmetric or self.narrow_points is not None:
+            error = problem.exponent_error(alpha, beta, self.idle)
+        self.build(alpha, beta, error)
         self.set_rows(d, off_u)
         self.absorbed = e, off_v
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
 
-    def exponents(self, x: F64, plan_v: F64, reach: float, shift: float | None) -> tuple[F64, F64]:
-        """Choose the exponents alpha and beta of K for log v + shift = ``x``.
+    def exponents(self, x: F64, plan_v: F64, reach: float, shift: float | None) -> tuple[F64, F64, float | None]:
+        """Choose the exponents alpha and beta of K for log v + shift = ``x``; return their error, if it is known.
 
         ``plan_v``: x plus log b; ``reach``: the largest |x|; ``shift``: None for the shift of the passes.
         """
@@ -169,16 +171,22 @@ class Workspace:
         la, lb = problem.log_reference
         safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
         if safe and not problem.forbidden and problem.c is None:
-            return np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb)
+            return np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb), None
         if self.truncation and self.truncation.known:
             d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
-            return d + la, e + lb
+            return d + la, e + lb, None
         alpha, beta = self.balance(out_u, plan_v)
-        if self.idle is None and not self.options.symmetric:
-            self.idle = self.may_idle(alpha, beta)
-        if self.idle and not self.truncation:
-            return self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
-        return alpha, beta
+        error = None
+        if self.idle is None and not self.options.symmetric and not self.refuted:
+            error = problem.exponent_error(alpha, beta)
+            # points without influence: their rounding, if it could keep passes from reaching tol, does not count
+            if error > ROUNDING_PART * self.options.tol:
+                self.idle = problem.idle_points(alpha, beta)
+        if self.idle is None:
+            return alpha, beta, error
+        if not self.truncation:
+            alpha, beta = self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
+        return alpha, beta, None
 
     def balance_without_lost(self, alpha: F64, beta: F64, idle: Idle, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Balance again without the idle points that are too far for any K; these get inf."""
@@ -189,14 +197,6 @@ class Workspace:
             return alpha, beta
         alpha, beta = self.balance(out_u | lost_u, np.where(lost_v, -np.inf, plan_v))
         return np.where(lost_u, np.inf, alpha), np.where(lost_v, np.inf, beta)
-
-    def may_idle(self, alpha: F64, beta: F64) -> Idle | None:
-        """Find idle points if the rounding of exponents, including theirs, could keep passes from reaching tol."""
-        problem = self.problem
-        least = ROUNDING_PART * self.options.tol
-        if self.refuted or not problem.exponent_error(alpha, beta) > least:
-            return None
-        return problem.idle_points(alpha, beta)
 
     def check_idle(self, idle: Idle, stats: list[Stats]) -> None:
         """If a point that was thought idle may have influence, void the passes' certificates and request a new K."""

@@ -120,7 +120,8 @@ class Cost:
             most = RANGE_BYTES
         for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
             found = backend.extrema(M, threads)
-            self.note(i0, M)
+            if not self.held:
+                self.note(i0, M)
             self.lopsided = any(found[4:]) and M.shape == self.shape
             if tell:
                 tell(i1 - i0)

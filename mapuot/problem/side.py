@@ -159,6 +159,7 @@ class Side(Numbers, Kind):
 
 def numbers_of(side: Side) -> dict[str, Any]:
     """Return the `Numbers` of a side; over ranks, of the points of all ranks, except ``log_size`` and ``demands``."""
+    log_size = largest_log(side.log_weight)
     with np.errstate(over="ignore"):
         mass = float(side.weight.sum())
         dual_scale = float(side.dual_sizes(side.weight))
@@ -171,7 +172,7 @@ def numbers_of(side: Side) -> dict[str, Any]:
     high = max(largest_rhos)
     return {
         "mass": float(sum(masses)),
-        "log_size": largest_log(side.log_weight),
+        "log_size": log_size,
         "scalar_rho": float(low) if side.logarithmic and low == high else None,
         "rho_range": (low, high),
         "largest_soft_rho": float(max(soft_rhos)),

@@ -146,7 +146,7 @@ def read_by_all_streams(M, c, vectors, threads):
     for dtype in ("float64", "float32"):
         out = to["plan", dtype] = np.zeros((m, n), dtype)
         native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], ffi.from_buffer("void *", out), n))
-        ld = native.leading_dimension(n, out.itemsize)
+        ld = lib.mapuot_leading(n, out.itemsize)
         K = to["K", dtype] = np.ones((m, ld), dtype)
         native.check(lib.mapuot_build_kernel(*at, 0, native.DTYPES[dtype], ffi.from_buffer("void *", K), ld))
     names = "P X", "P^T Y", "sums", "r", "s", "extrema", "top"

@@ -23,7 +23,7 @@ from ..records import STATS, STATUS, put
 from ..rules import START
 from ..workspace import STORAGE
 from . import native
-from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros
+from .native import check, empty, matrix, padded, pointer, zeros
 from .workspace import SAFE_SPREAD, SCALES
 
 EXACT_TOL = 7.2e-7  # least error that a float32 K certifies without exact passes: 12 roundings
@@ -47,7 +47,7 @@ class HostBatch:
         dtype = options.precision
         itemsize = np.dtype(STORAGE[dtype]).itemsize
         options = replace(options, memory=memory_of(options.memory, m, itemsize))
-        self.ld = leading_dimension(n, itemsize)
+        self.ld = lib.mapuot_leading(n, itemsize)
         self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
         self.sums = table(p, np_ + native.SCALARS)
         self.work = table(p, 3 * np_)
@@ -199,7 +199,7 @@ class HostBatches(BatchEngine):
         if task.one_cost:
             own = 0
         else:
-            own = m * leading_dimension(n, 8) * itemsize
+            own = m * lib.mapuot_leading(n, 8) * itemsize
         memory = memory_of(memory, m, itemsize)
         return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 

@@ -83,11 +83,6 @@ def padded(n: int) -> int:
     return -(-n // PAD) * PAD
 
 
-def leading_dimension(n: int, itemsize: int) -> int:
-    """Padded row length of K."""
-    return int(lib.mapuot_leading(n, itemsize))
-
-
 def empty(count: int, dtype: Any = np.float64) -> Any:
     """Return an uninitialised vector aligned to 64 bytes; its memory is not touched."""
     itemsize = np.dtype(dtype).itemsize
@@ -104,9 +99,13 @@ def zeros(count: int) -> F64:
 
 def vectors(*lengths: int) -> list[F64]:
     """Return vectors of zeros aligned to 64 bytes in one allocation: five allocations cost a small solve 40 us."""
-    starts = list(itertools.accumulate(map(padded, lengths), initial=0))
-    block = zeros(starts[-1])
-    return [block[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+    *starts, total = itertools.accumulate(map(padded, lengths), initial=0)
+    block = empty(total)
+    block.fill(0.0)
+    found = []
+    for start, length in zip(starts, lengths, strict=True):
+        found.append(block[start : start + length])
+    return found
 
 
 def matrix(array: Any, kept: KeptBoxes | None = None) -> Any:

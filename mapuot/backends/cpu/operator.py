@@ -278,7 +278,7 @@ class HostOperator(Operator):
         self.stored = dtype
         self.made = made or dtype == "made"
         state.exact = dtype == "made"
-        state.ld = native.leading_dimension(self.shape[1], np.dtype(STORAGE[kind]).itemsize)
+        state.ld = lib.mapuot_leading(self.shape[1], np.dtype(STORAGE[kind]).itemsize)
         state.dtype = DTYPES[kind]
         self.K = empty(0)  # free the old K before allocating the new one
         self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
@@ -317,7 +317,7 @@ class HostOperator(Operator):
         state, self.kept, itemsize = self.state, kept, self.K.itemsize
         state.M = matrix(self.cost, kept)
         state.c = matrix(None)
-        state.ld = native.leading_dimension(kept.width if kept else self.shape[1], itemsize)
+        state.ld = lib.mapuot_leading(kept.width if kept else self.shape[1], itemsize)
         self.open_tile()
 
     def row_pass(

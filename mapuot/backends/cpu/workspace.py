@@ -254,7 +254,8 @@ class HostWorkspace(Workspace):
         size = padded(self.problem.shape[1])
         count = sum(counts)
         coarse.clusters, coarse.own = count, labels.clusters
-        coarse.order, coarse.first = (ffi.from_buffer("int64_t *", array) for array in (labels.order, labels.first))
+        coarse.order = ffi.from_buffer("int64_t *", labels.order)
+        coarse.first = ffi.from_buffer("int64_t *", labels.first)
         threads = lib.mapuot_pool_threads(self.pool)
         names = {"mass": count, "part": count, "root": size, "matrix": count * count, "step": count}
         names["sums"] = threads * max(len(self.sums), count)
