@@ -115,7 +115,7 @@ class Workspace:
 
     @property
     def has_exact_marginals(self) -> bool:
-        """Tell whether the marginals of a pass are those of its plan, of all pairs, up to the rounding of float64."""
+        """Tell whether a pass and its plan, of all pairs, have the same marginals, up to the rounding of float64."""
         return self.dtype == "float64" and self.truncation is None and not self.options.symmetric
 
     def absorb(self, log_v: F64 | None = None) -> None:

@@ -422,7 +422,7 @@ def as_weight(
 
 
 def reader(backend: Backend, xp: Any) -> Callable[[Any], Any]:
-    """Return the conversion to host memory, or, on a device, the one that leaves numbers in place."""
+    """Return the conversion to host memory, or, on a device, a conversion that leaves numbers in place."""
     if xp is np:
         read: Callable[[Any], Any] = backend.to_numpy
     else:
