@@ -111,6 +111,7 @@ class Backend:
     few_products = 0  # products of Newton's step before such steps; 0: as many as passes
     quick_entries = 0  # a K with up to this many entries makes `quick_passes` passes before any is timed
     quick_passes = 1
+    long_rows: float = math.inf  # columns of a stored M; longer rows take more time to read than as many columns
 
     # ---- arrays
 
@@ -157,10 +158,6 @@ class Backend:
     def plan_of(self, problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
         """Make the operator of the plan of given potentials, from M."""
         raise self.lacks("plan_of")
-
-    def is_quicker_turned(self, cost: Any) -> bool:
-        """Tell whether a solve of the transpose takes less time."""
-        return False
 
     def keeps_pairs(self, problem: Any) -> bool:
         """Tell whether passes over kept pairs pay."""

@@ -295,7 +295,7 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
     if out is not None:
         with ranks.together():
             result._form_plan(out)
-    if not result.converged and result.status != "cancelled" and ranks.rank == 0:
+    if result.status not in ("converged", "cancelled") and ranks.rank == 0:
         warn_not_converged(not_converged(result, call.tol, may_be_finer(options, call.precision)))
     return result
 

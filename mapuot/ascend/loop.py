@@ -207,7 +207,7 @@ class StagePasses:
         run = self.run
         if self.is_left:
             return False
-        self.is_fresh = self.renew()
+        self.is_fresh = bool(self.skip or run.outcome.status == "absorb") and self.renew()
         if run.outcome.status != "running" and not self.is_fresh:
             return False
         if run.saves and run.ranks.max(bool(run.checkpoint and run.checkpoint.due)):

@@ -14,8 +14,11 @@ import math
 import sys
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..backends.factored import START_TOL, STIFF, patience
 from ..contract import Backend, Options
+from ..problem.cost import Cost
 from ..problem.problem import Common, Problem
 from ..status import FAILED
 from .settings import STAGES
@@ -73,7 +76,7 @@ def route(
     in a finer type than the options name; ``saves``: a checkpoint is written.
     """
     turns = turned(problem, options)
-    if backend.is_quicker_turned(problem.cost):
+    if has_long_rows(problem.cost, backend):
         turns = turns or may_turn(problem, options, given)
     turns = turns and not options.symmetric and problem.turns
     nats = None
@@ -229,6 +232,12 @@ def turned(problem: Common, options: Options) -> bool:
     Every pass meets the row marginal exactly, so that after the swap the gap alone certifies the plan.
     """
     return options.memory > 0 and problem.cols.penalty == "balanced" != problem.rows.penalty
+
+
+def has_long_rows(cost: Cost, backend: Backend) -> bool:
+    """Return whether the rows of a matrix on a device are so long that passes over its transpose take less time."""
+    m, n = cost.shape
+    return n > max(m, backend.long_rows) and cost.held and cost.operator == "tiles" and cost.xp is not np
 
 
 def may_turn(problem: Problem, options: Options, given: tuple[bool, bool]) -> bool:

@@ -128,7 +128,7 @@ class Side(Numbers, Kind):
 
     @cached_property
     def soft_rho(self) -> F64:
-        return np.where(self.hard, 0.0, self.rho)
+        return np.where(np.isinf(self.rho), 0.0, self.rho)
 
     def dual_sizes(self, weight: Any) -> Any:
         """Sum rho t^degree over the points, for weights with one problem a row."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..answer.draw import row_shares, seed_of
 from ..arrays import host, is_on_device
 from ..ascend.settings import STAGES
-from ..ascend.stages import FORMED, in_words, newton_words
+from ..ascend.stages import FORMED, has_long_rows, in_words, newton_words
 from ..backends import Options, load
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
@@ -138,7 +138,7 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
 
 def limits_of(call: Call, problem: PlainProblem) -> tuple[Options, Options, int, float] | None:
     """Return `limits` of a problem; None if one call cannot solve it."""
-    if call.out is not None or problem.backend.is_quicker_turned(problem.cost):
+    if call.out is not None or has_long_rows(problem.cost, problem.backend):
         return None
     if all(problem.hard) and call.precision == "mixed":  # two hard sides are solved on a float64 K only
         return None

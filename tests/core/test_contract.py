@@ -43,7 +43,7 @@ def test_a_backend_has_the_methods_of_the_contract_and_no_others(name):
 def test_a_backend_without_options_lacks_only_the_required_methods():
     bare = Backend()
     bare.name = "bare"
-    assert not bare.is_quicker_turned(None)
+    assert bare.long_rows == np.inf
     assert not bare.keeps_pairs(None)
     assert not bare.stores_kernel(None, None)
     assert bare.batches() is None

@@ -97,11 +97,6 @@ class DeviceBackend(Backend):
     def plan_of(self, problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
         return self.operator_of(*parts_of(problem), threads).set_exponents(*problem.exponents(log_u, log_v))
 
-    def is_quicker_turned(self, cost: Any) -> bool:
-        """Tell whether passes over the transpose of a matrix on the device would take less time."""
-        m, n = cost.shape
-        return cost.held and cost.operator == "tiles" and cost.xp is not np and n > max(m, self.long_rows)
-
     def keeps_pairs(self, problem: Any) -> bool:
         return bool(module_of("sparse").keeps_pairs(problem))
 
