@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 
 from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
-from mapuot.backends.settings import BOXES
+from mapuot.backends.settings import BOXES, COARSE
+from mapuot.marginals.settings import TREES
+from mapuot.problem.settings import POINTS
 
-ALL = STAGES, PAIRS, GROUPS, BOXES
+ALL = STAGES, PAIRS, GROUPS, BOXES, COARSE, TREES, POINTS
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: type(settings).__name__)

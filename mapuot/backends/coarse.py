@@ -16,21 +16,7 @@ from ..contract import Stats
 from ..problem.cost import Cost
 from ..problem.points import softened
 from ..problem.problem import Problem
-from ..processor import SERIAL_ENTRIES
-
-MOST_CLUSTERS = 128  # of all ranks; each costs a pass 2 rows of K; 64 take .07 more passes on average, 256 .06 fewer
-MOST_RANKS = 512  # each rank has at least one cluster, and the matrix has ranks^2 entries
-LEAST_ENTRIES = SERIAL_ENTRIES  # of K: for a smaller K clusters and matrices cost as much as the passes
-LEAST_POINTS = 4  # of a cluster, on average
-MATRIX = 5  # clusters^3 <= MATRIX entries of K: factoring the matrix then costs a few passes
-STEP = 8  # clusters^2 <= STEP points: applying the matrix is then a small part of a pass
-FIRST = 2  # passes before the first matrix where reg is small: 1 takes as many passes, 3 to 6 take 2 to 10 % more
-SHARP = 150.0  # reg is small if range(M) / reg is larger; else plain passes come first: see LABELS and CALLS
-LABELS = 3000  # cost of finding clusters, in entries of K that passes read in this time, for each row and column, ...
-CALLS = 5_000_000  # ... and the fixed cost, in entries of K
-EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they save
-LOOK = 10  # passes between two checks of the guard
-WAIT, MOST_WAITS = 5, 5  # a dropped correction adds 5 passes without one, up to 5 times 5
+from .settings import COARSE, CoarseSettings
 
 
 class Labels(NamedTuple):
@@ -51,8 +37,9 @@ class Labels(NamedTuple):
 FOUND: weakref.WeakKeyDictionary[Cost, Labels] = weakref.WeakKeyDictionary()  # clusters of a cost, for its next solve
 
 
-def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
-    most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
+def clusters_of(points: int, entries: int, most: int = COARSE.most_clusters) -> int:
+    """Return the number of clusters, a power of 2; ``entries``: of K."""
+    most = min(most, points // COARSE.least_points, int((COARSE.matrix_work * entries) ** (1 / 3)))
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -78,7 +65,7 @@ def serves(stat: Stats) -> bool:
 
 def rest(dropped: int) -> int:
     """Return how many passes go without a correction after the guard has dropped ``dropped`` corrections."""
-    return WAIT * min(dropped, MOST_WAITS)
+    return COARSE.wait * min(dropped, COARSE.most_waits)
 
 
 class Coarse:
@@ -89,8 +76,7 @@ class Coarse:
     has dropped a step; and ``split(X, count)``.
     """
 
-    step: float = STEP
-    most, labels, every, look, sharp = MOST_CLUSTERS, LABELS, EVERY, LOOK, SHARP  # a device has others: cuda/coarse.py
+    settings: CoarseSettings = COARSE
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
         self.workspace = weakref.proxy(workspace)  # a cycle would keep M until it is collected
@@ -105,19 +91,21 @@ class Coarse:
         if rho_a is None or rho_b is None:
             self.wanted = False
         elif self.wanted:
+            own = self.settings
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))
             entries = total * n
             size = problem.rows.ranks.size
-            self.count = clusters_of(m, entries, max(1, int(min(self.most, math.sqrt(self.step * total))) // size))
-            if problem.spread > self.sharp:
+            most = int(min(own.most_clusters, math.sqrt(own.step_work * total)))
+            self.count = clusters_of(m, entries, max(1, most // size))
+            if problem.spread > own.sharp:
                 cost = 0
             else:
-                cost = self.labels * (total + n) + CALLS
-            self.due = max(FIRST, cost // max(1, entries))
+                cost = own.label_work * (total + n) + own.call_work
+            self.due = max(own.first, cost // max(1, entries))
             self.fi = 1 / ((1 + problem.reg / rho_a) * (1 + problem.reg / rho_b))
-            few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, self.most))
-            self.wanted = entries > LEAST_ENTRIES and few > 1 and size <= MOST_RANKS
+            few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, own.most_clusters))
+            self.wanted = entries > own.least_entries and few > 1 and size <= own.most_ranks
 
     def iterate(self, count: int) -> list[Stats]:
         if not self.wanted:
@@ -134,11 +122,11 @@ class Coarse:
         if self.passes >= self.due:
             stats = self.renewed(count)
             if stats:
-                self.due = self.passes + 1 + self.every
+                self.due = self.passes + 1 + self.settings.every
                 was_on = was_on or serves(stats[0])
         else:
             if was_on:
-                count = min(count, self.look)
+                count = min(count, self.settings.look)
             stats = self.workspace.make_passes(min(count, self.due - self.passes))
         self.passes += len(stats)
         if was_on and not self.workspace.correcting:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..processor import SERIAL_ENTRIES
 from ..settings import Settings
 
 
@@ -27,3 +28,31 @@ class BoxSettings(Settings):
 
 
 BOXES = BoxSettings()
+
+
+@dataclass
+class CoarseSettings(Settings):
+    """When clusters of points correct the passes of a solve (coarse.py, marginals/coarse.py).
+
+    cuda/coarse.py has other numbers for a device.
+    """
+
+    most_clusters: int = 128  # of all ranks; each costs a pass 2 rows of K; 64 take .07 more passes, 256 .06 fewer
+    most_ranks: int = 512  # each rank has at least one cluster, and the matrix has ranks^2 entries
+    least_entries: int = SERIAL_ENTRIES  # of K: for a smaller K clusters and matrices cost as much as the passes
+    least_points: int = 4  # of a cluster, on average
+    matrix_work: float = 5  # clusters^3 in entries of K, at most: factoring the matrix then costs a few passes
+    step_work: float = 8  # clusters^2 in points, at most: applying the matrix is then a small part of a pass
+    first: int = 2  # passes before the first matrix at a small reg: 1 takes as many passes, 3 to 6 take 2 to 10 % more
+    sharp: float = 150.0  # range(M) / reg; up to here plain passes come first, as many as finding clusters costs
+    label_work: int = (
+        3000  # of finding clusters, in entries of K that passes read in this time, a row and a column, ...
+    )
+    call_work: int = 5_000_000  # ... and the fixed cost, in entries of K
+    every: int = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they save
+    look: int = 10  # passes between two checks of the guard
+    wait: int = 5  # passes that a dropped correction adds without one, up to most_waits times
+    most_waits: int = 5
+
+
+COARSE = CoarseSettings()

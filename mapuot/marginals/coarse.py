@@ -17,21 +17,16 @@ from typing import Any
 import numpy as np
 
 from ..arrays import host
-from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find, rest
+from ..backends.coarse import Labels, clusters_of, features, find, rest
 from ..backends.kernel import TINY
+from ..backends.settings import COARSE
 from ..cached import cached_property
 from ..penalties import F64
-from ..processor import SERIAL_ENTRIES
 from .problem import MultiProblem
 from .reach import oriented
+from .settings import TREES
 
 Vectors = dict[int, F64]
-SMALLER = 10  # clusters^3 <= entries / 2 of an edge (two marginals: 5 entries), for ten times the products
-MATRICES, LABEL_READS = 2.0, 2800  # clusters cost 2 passes, and 2800 reads of all rows and columns
-DEVICE = 25.0  # cost of clusters on a GPU in passes: 20 (10 x 1000 points) to 50 (5000)
-# Find clusters at once if they cost at most 3 passes, or .06 max |C| / reg passes. Else find them once the passes left
-# are 2.2 times their cost: they save .45 of the passes left.
-CHEAP, SHARP_COST, WORTH = 3.0, 0.06, 2.2
 DAMPED = 1 - 1e-10  # factor of the exchange matrices: isolated clusters then move by at most 1e10 times their residual
 
 
@@ -43,7 +38,7 @@ def clustered(problem: MultiProblem) -> list[Labels]:
         pairs = [pair for pair in problem.edges if k in pair]
         tables = [features(oriented(problem.edges, k, sum(pair) - k), problem.sizes[pair]) for pair in pairs]
         entries = min(problem.edges[pair].size for pair in pairs)
-        found.append(find(np.concatenate(tables, 1), split, clusters_of(points, entries // SMALLER)))
+        found.append(find(np.concatenate(tables, 1), split, clusters_of(points, entries // TREES.smaller)))
     return found
 
 
@@ -51,7 +46,7 @@ def serves(problem: MultiProblem) -> bool:
     """Return whether passes can be corrected, and take long enough for corrections to pay."""
     at_hand = problem.storage != "made" and problem.labels is None
     at_hand = at_hand and all(x.held and x.operator in ("tiles", "points") for x in problem.edges.values())
-    return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES
+    return at_hand and sum(x.size for x in problem.edges.values()) > TREES.corrected_entries
 
 
 class TreeCoarse:
@@ -68,14 +63,14 @@ class TreeCoarse:
         if self.found:
             labels = 0.0
         else:
-            labels = LABEL_READS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
+            labels = TREES.label_reads * sum(problem.shape) / sum(x.size for x in problem.edges.values())
         if problem.xp is np:
-            passes = MATRICES + labels
+            passes = TREES.matrix_passes + labels
         else:
-            passes = DEVICE
-        cheap = max(CHEAP, SHARP_COST * max(problem.sizes.values()) / problem.reg)
-        self.worth = WORTH * passes
-        self.due = FIRST if passes <= cheap else math.inf
+            passes = TREES.device_passes
+        cheap = max(TREES.cheap, TREES.sharp_cost * max(problem.sizes.values()) / problem.reg)
+        self.worth = TREES.worth * passes
+        self.due = COARSE.first if passes <= cheap else math.inf
 
     @cached_property
     def labels(self) -> list[Labels]:
@@ -120,7 +115,7 @@ class TreeCoarse:
             self.dropped += 1
             self.due = self.passes + rest(self.dropped)
         elif self.labelled and not rejected:
-            self.due = self.passes + EVERY
+            self.due = self.passes + COARSE.every
             try:
                 self.make()
             except np.linalg.LinAlgError:

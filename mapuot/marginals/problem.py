@@ -15,7 +15,6 @@ from ..arrays import is_on_device
 from ..backends import load, pick
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of
 from ..cached import cached_property
-from ..contract import SMALL_ENTRIES
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, cost_of
@@ -23,6 +22,7 @@ from ..problem.sparse import Sparse, is_sparse
 from ..problem.validate import EVEN, MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, bad_costs, check_kind
 from ..processor import free_memory
 from .reach import Edges, check_parts, parts_of, path, reachable, walk
+from .settings import TREES
 from .slabs import Slabs, as_held
 
 KERNEL_SHARE = 0.8  # share of free memory that kernels may take
@@ -197,7 +197,7 @@ class MultiProblem:
         if self.kind == "triangle":
             return self
         room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap < 0 or tol_gap >= LEAST_TOL_GAP)
-        if room and self.size > SMALL_ENTRIES:
+        if room and self.size > TREES.small_entries:
             storage = "float32"
         else:
             storage = "float64"

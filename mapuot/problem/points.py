@@ -21,11 +21,11 @@ from .cost import Cost, Dense, Range, Tell
 from .labels import coordinates, signs
 from .metrics import METRICS, Metric
 from .parts import Parts
+from .settings import POINTS
 from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind
 
 FORM_BYTES = 1 << 30  # host memory that "auto" allows for a formed matrix and its K
 PAIR_BYTES = 16  # bytes of a pair in a formed matrix and in its K
-AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # 2^26 pairs: "auto" forms the matrix up to here, and skips pairs beyond
 MOST_ENTRIES = 1 << 27  # of a cost formed by a door although points would do: 1 GiB
 EACH = 1024  # points that a device thread reads
 FEW_DIMENSIONS = 4  # up to this dimension boxes around all points bound the cost range well
@@ -350,7 +350,7 @@ class PointCosts(Cost):
     def truncates(self, pairs: int) -> bool:
         """Tell whether pairs may be skipped, given the number of pairs of all ranks."""
         known = METRICS[self.metric].skips
-        return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
+        return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= POINTS.auto_entries)
 
     @property
     def cloud(self) -> "PointCosts":
@@ -387,7 +387,7 @@ class PointCosts(Cost):
         """Return the range as every cost does, or bounds if reading all pairs would take longer than the solve."""
         tight = self.dim <= FEW_DIMENSIONS or self.truncates(self.size)
         metric = METRICS[self.metric]
-        if tight and self.size >= AUTO_ENTRIES and metric.degree > 0:
+        if tight and self.size >= POINTS.auto_entries and metric.degree > 0:
             return self.reached(self._bounds())
         return self.reached(super().range(backend, threads, tell))
 

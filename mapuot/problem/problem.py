@@ -26,14 +26,13 @@ from .cost import Blocks, Cost, Dense
 from .kinds import as_cost, as_costs, formed
 from .mask import MaskedReference, as_mask
 from .parts import Parts, allowed_pairs, joined, parts_of_masks
-from .points import AUTO_ENTRIES
+from .settings import POINTS
 from .side import Side
 from .side import equal as equal_vectors
 
 Alike = TypeVar("Alike", bound="Common")
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # constants of `extent`; twin: src_c/solve.c
-STAYS_FROM = 1 << 15  # vectors stay on a GPU: 96 ms, not 122, at 10^5 points, but 22, not 9, at 2000 (H100)
 BLOCK_BYTES = 1 << 24  # of M, in one block of the search for forbidden pairs
 MOST_CONSTANT = 1024.0  # in ranges of M: a larger constant in M is taken out
 CONSTANT_NATS = 1e5  # constant / reg from which on it is worth that: it rounds exponents by 1e-10
@@ -351,7 +350,7 @@ class Problem(Common):
             return self.parts
         out_rows, out_cols = self.left_out
         parts: Parts | None = self.cost.parts_between(out_rows, out_cols, self.ranks)
-        if parts is None and not (self.cost.remade and self.cost.size > AUTO_ENTRIES):
+        if parts is None and not (self.cost.remade and self.cost.size > POINTS.auto_entries):
             masks = (
                 allowed_pairs(M, c) & ~(out_rows[i0:i1, None] | out_cols)
                 for i0, i1, M, c in self.blocks(most=BLOCK_BYTES)
@@ -463,7 +462,7 @@ class Problem(Common):
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})
         fits = backend.reads_vectors_on_device and isinstance(reference, str)
-        if fits and ranks.size == 1 and max(m, n) >= STAYS_FROM:  # vectors lie beside the points
+        if fits and ranks.size == 1 and max(m, n) >= POINTS.stays_from:  # vectors lie beside the points
             xp = arithmetic(*(getattr(cost, "here", None) or ()))
         else:
             xp = np

@@ -27,6 +27,7 @@ from marginals import (
 import mapuot
 from mapuot.backends.kernel import StaleError
 from mapuot.marginals import coarse
+from mapuot.marginals.settings import TREES
 from mapuot.marginals.tree import Tree
 from mapuot.penalties import kl_divergence
 
@@ -356,10 +357,10 @@ def test_kernels_made_between_the_products_of_a_plan(narrow):
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("shape", ["chain", "star", "tree"])
 @pytest.mark.parametrize(("reg", "tol", "storage"), [(0.1, 1e-9, 0.0), (2e-3, 1e-7, 0.0), (0.1, 1e-6, 3 * STORED)])
-def test_passes_are_those_edge_by_edge(shape, stored, reg, tol, storage, monkeypatch):
+def test_passes_are_those_edge_by_edge(shape, stored, reg, tol, storage, monkeypatch, using):
     """One call of C and the products of each kernel agree; a call leaves the cases it cannot do to the products."""
     if storage:
-        monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+        using(TREES, small_entries=0)
     costs, masses = problem(shape, 4, 6)
     given, rho = as_stored(costs) if stored else costs, [1.0, 0.3, 0.02, 30.0]
     one = mapuot.multimarginal(given, masses, reg=reg, reg_m=rho, tol=tol)
@@ -393,9 +394,9 @@ def test_it_says_how_far_it_came():
 
 
 @pytest.fixture
-def narrow(monkeypatch):
+def narrow(using):
     """Kernels of any size are in float32 where tol allows it."""
-    monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+    using(TREES, small_entries=0)
 
 
 @pytest.mark.parametrize("shape", ["chain", "array", "triangle"])
@@ -417,14 +418,13 @@ def test_hard_masses_that_differ_by_rounding_are_brought_to_the_first(shape):
     "kind", ["any", "hard", "stored pairs", "corrected steps", *(pytest.param("cuda", marks=x.marks) for x in CUDA)]
 )
 @pytest.mark.parametrize("storage", ["float64", "float32"])
-def test_no_false_certificate(storage, kind, part, monkeypatch):
+def test_no_false_certificate(storage, kind, part, monkeypatch, using):
     """From the second pass on, steps along trees of any size are corrected by nearly as many clusters as points."""
     narrow, steps, step = storage == "float32", [], coarse.TreeCoarse.step
     if narrow:
-        monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+        using(TREES, small_entries=0)
     if kind == "corrected steps":
-        monkeypatch.setattr(coarse, "SERIAL_ENTRIES", 0)
-        monkeypatch.setattr(coarse, "CHEAP", np.inf)
+        using(TREES, corrected_entries=0, cheap=np.inf)
         monkeypatch.setattr(coarse, "clusters_of", lambda points, entries: 1 << points.bit_length() - 1)
         monkeypatch.setattr(coarse.TreeCoarse, "step", lambda *args: steps.append(step(*args)) or steps[-1])
     most = 20 if narrow else 50
@@ -440,10 +440,10 @@ def test_no_false_certificate(storage, kind, part, monkeypatch):
 
 
 @pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])
-def test_clusters_save_passes(reg_m, most, monkeypatch):
+def test_clusters_save_passes(reg_m, most, using):
     costs, masses = drifting(reg_m)
     found = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=reg_m)
-    monkeypatch.setattr(coarse, "SERIAL_ENTRIES", 1e9)
+    using(TREES, corrected_entries=1e9)
     plain = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=reg_m)
     assert plain._body.coarse is None
     assert found.converged

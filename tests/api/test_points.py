@@ -19,6 +19,7 @@ from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu.grid import GridOperator
 from mapuot.problem.metrics import METRICS
 from mapuot.problem.points import PointCosts
+from mapuot.problem.settings import POINTS
 
 
 def clouds(m, n, d, seed=0):
@@ -224,14 +225,14 @@ def test_some_rows():
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
 @pytest.mark.parametrize("dim", [2, 3, 4])
-def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
+def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch, using):
     """Ranges are bounds near the true ones for clouds of any shape, and certify the answers."""
     rng = np.random.default_rng(dim)
     for apart in (0.0, 3.0):
         x, y = rng.normal(size=(900, dim)), rng.normal(size=(800, dim)) + apart
         cloud = mapuot.PointCloud(x, y, metric, scale=0.3, truncate=None, form=None)
         low, high, *odd = cloud._cost.range(cpu)
-        monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
+        using(POINTS, auto_entries=1)
         bounds = cloud._cost.range(cpu)
         assert odd == [0, 0] == list(bounds[2:])
         assert bounds[0] <= low * (1 + 1e-12)

@@ -17,6 +17,7 @@ from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
 from mapuot.backends.settings import BOXES
 from mapuot.problem.problem import Problem
+from mapuot.problem.settings import POINTS
 
 
 def clouds(m=260, n=220, d=2):
@@ -219,8 +220,8 @@ def test_almost_no_mass_makes_no_bound_small():
     assert share.error >= np.sqrt(2 * row.sum())
 
 
-def test_auto_skips_pairs_of_large_clouds(monkeypatch):
-    monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1 << 12)
+def test_auto_skips_pairs_of_large_clouds(monkeypatch, using):
+    using(POINTS, auto_entries=1 << 12)
     x, y, a, b = clouds()
     cloud = mapuot.PointCloud(x, y, form=None)
     got = mapuot.solve(cloud, a, b, reg=5e-4, reg_m=1.0)

@@ -13,15 +13,16 @@ from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
 from mapuot.backends.reference import backend as reference
 from mapuot.backends.reference import split
+from mapuot.backends.settings import COARSE
 
-PASSES = coarse.FIRST + 4  # the last three are corrected
+PASSES = COARSE.first + 4  # the last three are corrected
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    """Build a first matrix after FIRST passes at any reg, of any K."""
-    monkeypatch.setattr(coarse.Coarse, "sharp", 0.0)
-    monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
+def at_once(using):
+    """Build a first matrix after ``COARSE.first`` passes at any reg, of any K."""
+    with COARSE.using(sharp=0.0, least_entries=0):
+        yield
 
 
 @pytest.mark.parametrize("points", [1, 2, 7, 64, 333])
@@ -58,12 +59,12 @@ SIDES = {"kl": ((0.8, 2.5), 1.3), "rows balanced": ((np.inf, 2.5), 1.3), "balanc
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sides", SIDES)
-def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):
+def test_corrected_passes(isa, threads, dtype, sides, using):
     """Corrected passes equal the oracle's, with zeros, forbidden pairs and blocks of rows that end within a tile.
 
     The second labelled pass is itself corrected by the first one's matrix.
     """
-    monkeypatch.setattr(coarse.Coarse, "every", 1)
+    using(COARSE, every=1)
     reg_m, ratio = SIDES[sides]
     for k, shape in enumerate([(9, 8), (33, 70), (97, 45)]):
         case = clouds(*shape, reg=0.2, reg_m=reg_m, ratio=ratio)
@@ -72,19 +73,19 @@ def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):
 
 
 @pytest.mark.parametrize("sides", SIDES)
-def test_corrected_steps(isa, sides, monkeypatch):
+def test_corrected_steps(isa, sides, using):
     """Corrected steps are right far from the answer, by the first matrix and, around a labelled pass, by both."""
-    monkeypatch.setattr(coarse.Coarse, "every", 1)
+    using(COARSE, every=1)
     reg_m, ratio = SIDES[sides]
     problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=ratio))
     given = [module.workspace(problem, options(dtype="float64", threads=1)) for module in (cpu, reference)]
     for workspace in given:
         workspace.absorb(np.zeros(90))
-    for k in range(coarse.FIRST + 4):
+    for k in range(COARSE.first + 4):
         ours, right = (workspace.iterate(1)[0] for workspace in given)
         assert (ours.rejected, given[0].correcting) == (right.rejected, given[1].correcting)
         steps = [workspace.next_log_v - workspace.next_log_v.mean() for workspace in given]
-        if k == coarse.FIRST + 1:
+        if k == COARSE.first + 1:
             oracle = given[1]
             gained = oracle.matrix @ oracle.history[-1][0]
             assert np.abs(gained - gained.mean()).max() > 0.01
@@ -131,7 +132,7 @@ def test_a_wrong_correction_is_dropped():
     assert dropped.rejected
     assert not workspace.correcting
     np.testing.assert_array_equal(workspace.col_side["log_scale"][:50], image)
-    assert not any(stat.rejected for stat in workspace.iterate(coarse.WAIT - 1))
+    assert not any(stat.rejected for stat in workspace.iterate(COARSE.wait - 1))
     assert not workspace.correcting
     workspace.iterate(3)
     assert workspace.correcting
@@ -143,20 +144,20 @@ def test_clusters_stay_while_the_core_points_at_them():
     alive = [weakref.ref(array) for array in coarse.FOUND[workspace.problem.cost][:2]]
     coarse.FOUND.pop(workspace.problem.cost)
     assert all(x() is not None for x in alive)
-    workspace.iterate(coarse.EVERY + PASSES)
+    workspace.iterate(COARSE.every + PASSES)
     workspace.close()
     del workspace
     assert not any(x() is not None for x in alive)
 
 
-def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
+def test_a_cloud_comes_again_in_other_clusters(using):
     """A cloud has more clusters over ranks than alone; labels of more clusters once wrote behind the sums of 16."""
     rng = np.random.default_rng(0)
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y, form=None)
     mapuot.solve(cloud, reg=0.002, reg_m=1.0, threads=1)
     assert coarse.FOUND[cloud._cost].clusters == 64
-    monkeypatch.setattr(coarse.Coarse, "most", 16)
+    using(COARSE, most_clusters=16)
     found, right = (mapuot.solve(z, reg=0.002, reg_m=1.0, threads=1) for z in (cloud, one))
     assert coarse.FOUND[cloud._cost].clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)

@@ -30,13 +30,12 @@ BACKENDS = pytest.mark.parametrize("backend", ["cpu", *CUDA])
 
 
 @pytest.fixture
-def small(monkeypatch, using):
+def small(using):
     """Let small problems take this path, however many pairs matter, on a GPU at any small reg."""
     using(STAGES, kept_entries=0)
     using(PAIRS, most_share=1.0, most_of_lines=math.inf)
     if CUDA:
-        monkeypatch.setattr("mapuot.backends.cuda.sparse.KEPT_SIZE", 0)
-        monkeypatch.setattr("mapuot.backends.cuda.sparse.KEPT_REG", 1.0)
+        using(import_module("mapuot.backends.cuda.settings").DEVICE_PAIRS, least_entries=0, most_reg=1.0)
 
 
 def placed(M, backend):
@@ -223,9 +222,9 @@ def test_parts(on_gpu):
 @pytest.mark.parametrize("cluster", [0, 1 << 15])
 @pytest.mark.parametrize("apart", [0.0, 1.0])
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3)])
-def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, monkeypatch, on_gpu):
+def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, using, on_gpu):
     """Two passes with a step between them agree, of one part and of two, by one cluster of blocks and by all."""
-    monkeypatch.setattr(on_gpu[1], "CLUSTER_PAIRS", cluster)
+    using(on_gpu[1].DEVICE_PAIRS, cluster_pairs=cluster)
     case = clouds(40, 33, 1e-2, reg_m)
     case.M[20:, :17] += apart
     case.M[:20, 17:] += apart

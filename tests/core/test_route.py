@@ -16,6 +16,7 @@ from mapuot.ascend.stages import UNDONE, larger_regs, route
 from mapuot.backends.cpu import backend as cpu
 from mapuot.contract import Backend
 from mapuot.problem.problem import Problem
+from mapuot.problem.settings import POINTS
 from mapuot.route.options import make_options
 
 
@@ -178,10 +179,10 @@ def test_the_extent_leaves_out_few_points_and_no_tails():
     assert Problem.from_arrays(sparse_M, None, None, 0.1, 1.0, "kl", "product", cpu).extent == 1.0
 
 
-def test_a_backend_says_from_how_many_pairs_auto_skips_some(monkeypatch):
+def test_a_backend_says_from_how_many_pairs_auto_skips_some(monkeypatch, using):
     """A GPU passes over 2^28 pairs faster than its host can choose pairs to skip; a user may still ask for skipping."""
     x, y, a, b = points()
-    monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
+    using(POINTS, auto_entries=1)
     for truncate, skips_from, skips in (("auto", 0, True), ("auto", x.shape[0] * len(y), True),
                                         ("auto", x.shape[0] * len(y) + 1, False), (4.0, 1 << 40, True)):  # fmt: skip
         monkeypatch.setattr(cpu, "skips_from", skips_from)

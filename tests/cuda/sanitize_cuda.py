@@ -11,11 +11,11 @@ import cupy as cp
 import numpy as np
 
 from mapuot import ConvergenceWarning, PointCloud, log_matmul, solve, solve_batch
-from mapuot.backends import Options, coarse
+from mapuot.backends import Options
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import launch as cuda_launch
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul
-from mapuot.backends.cuda.coarse import DeviceCoarse
+from mapuot.backends.cuda.coarse import DEVICE_COARSE
 from mapuot.backends.cuda.launch import switches
 from mapuot.problem.problem import Problem
 
@@ -62,11 +62,11 @@ def whole() -> None:
 
 def corrected() -> None:
     """Run with 20 differences and the correction by clusters; its matrix is built and renewed on the way."""
-    coarse.LEAST_ENTRIES, DeviceCoarse.sharp, DeviceCoarse.every = 0, 0.0, 8
     rng = np.random.default_rng(0)
     x, y = rng.random((256, 2)), rng.random((530, 2))
     M = cp.asarray(((x[:, None] - y) ** 2).sum(-1).astype(np.float32))
-    result = solve(M, reg=0.02, reg_m=1.0, tol=1e-13, max_passes=24)
+    with DEVICE_COARSE.using(least_entries=0, sharp=0.0, every=8):
+        result = solve(M, reg=0.02, reg_m=1.0, tol=1e-13, max_passes=24)
     assert result.n_passes == 24, result
     print("corrected", flush=True)
 

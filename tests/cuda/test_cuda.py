@@ -16,13 +16,14 @@ from mapuot import InfeasibleError, PointCloud, SeededMask, pairwise, solve, sol
 from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.arrays import host
 from mapuot.ascend.settings import STAGES
-from mapuot.backends import Options, coarse
+from mapuot.backends import Options
 from mapuot.backends.cuda import arrays as cuda_arrays
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import coarse as cuda_coarse
 from mapuot.backends.cuda import kernels, warm_up
 from mapuot.backends.cuda import operator as cuda_operator
 from mapuot.backends.reference import backend as reference
+from mapuot.backends.settings import COARSE
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
 from mapuot.route.on_device import between, distances, one_call
@@ -146,13 +147,11 @@ def test_deep_memory_equals_the_oracle(path):
 
 
 @pytest.fixture
-def corrected(monkeypatch):
+def corrected(monkeypatch, using):
     """Build a matrix after the first passes of any K and every 8 passes, and record the factors found for each M."""
-    monkeypatch.setattr(cuda_coarse.DeviceCoarse, "sharp", 0.0)
-    monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
+    using(cuda_coarse.DEVICE_COARSE, sharp=0.0, least_entries=0, every=8)
     device, found = cuda_coarse.DeviceCoarse, []
     find = device.find
-    monkeypatch.setattr(device, "every", 8)
     monkeypatch.setattr(device, "find", lambda self: found.append(find(self)) or found[-1])
     return found
 
@@ -169,7 +168,7 @@ def test_a_wrong_correction_is_dropped(path, corrected):
     stats = [workspace.iterate(1)[0] for _ in range(2)]
     assert [stat.rejected for stat in stats] == [False, True]
     assert not workspace.correcting
-    assert not any(stat.rejected for stat in workspace.iterate(coarse.WAIT - 1))
+    assert not any(stat.rejected for stat in workspace.iterate(COARSE.wait - 1))
     assert not workspace.correcting
     workspace.iterate(3)
     assert workspace.correcting
@@ -506,15 +505,14 @@ def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
     [("ordered", (40, 60), 1.0), ("ordered", (40, 60), (np.inf, 0.5)), ("ordered", (90, 130), 1.0),
      ("portable", (40, 60), 1.0), ("portable", (40, 60), (np.inf, 0.5))],
 )  # fmt: skip
-def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m, whole):
+def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, shape, reg_m, whole):
     """One workspace serves costs of several scales, some balanced first, then threads, and a solve after a stopped one.
 
     The answers equal the answers of new workspaces, to the bit where sums are ordered, and no cost outlives its solve.
     """
     monkeypatch.setenv("MAPUOT_CUDA", words)
     if shape[0] > 40:  # clusters correct its passes
-        monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
-        monkeypatch.setattr(cuda_coarse.DeviceCoarse, "sharp", 0.0)
+        using(cuda_coarse.DEVICE_COARSE, sharp=0.0, least_entries=0)
     module, calls = (import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
     monkeypatch.setattr(calls, "ONCE", False)

@@ -13,6 +13,7 @@ from mapuot.arrays import host
 from mapuot.backends.cpu import marginals as cpu_marginals
 from mapuot.backends.cuda import marginals, operator
 from mapuot.backends.cuda.kernels import Strips
+from mapuot.marginals.settings import TREES
 from mapuot.problem.cost import Dense
 
 pytestmark = pytest.mark.gpu
@@ -97,9 +98,9 @@ def test_kernels_that_do_not_fit_are_refused(monkeypatch):
 
 
 @pytest.fixture
-def narrow(monkeypatch):
+def narrow(using):
     """Kernels of any size are in float32 where tol allows it."""
-    monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+    using(TREES, small_entries=0)
 
 
 @pytest.mark.parametrize("shape", ["array", "triangle"])
@@ -178,9 +179,8 @@ def test_passes_are_those_of_the_cpu(shape, edges, reg, tol, narrow, monkeypatch
 
 
 @pytest.mark.parametrize(("reg_m", "at"), [(1.0, "host"), (np.inf, "device")])
-def test_steps_are_corrected_as_on_the_cpu(reg_m, at, monkeypatch):
-    for name, value in (("DEVICE", 0), ("SERIAL_ENTRIES", 0), ("CHEAP", np.inf)):
-        monkeypatch.setattr(f"mapuot.marginals.coarse.{name}", value)
+def test_steps_are_corrected_as_on_the_cpu(reg_m, at, using):
+    using(TREES, device_passes=0, corrected_entries=0, cheap=np.inf)
     costs, masses = drifting(reg_m, 60, 3)
     given = {pair: cp.asarray(M) for pair, M in costs.items()} if at == "device" else costs
     found = mapuot.multimarginal(given, masses, reg=0.005, reg_m=reg_m, backend="cuda")

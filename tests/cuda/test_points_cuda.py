@@ -26,6 +26,7 @@ from mapuot.backends.narrow_points import LOG2_E
 from mapuot.backends.settings import BOXES
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
+from mapuot.problem.settings import POINTS
 from mapuot.route import on_device
 from mapuot.route.options import make_options
 from mapuot.spaces import distances, embedding
@@ -110,9 +111,9 @@ def test_points_that_lie_on_a_gpu_are_solved_there(on_gpu):
 
 @pytest.mark.parametrize("form", [None, "auto"])
 @pytest.mark.parametrize(("metric", "d"), [("sqeuclidean", 3), ("sqeuclidean", 21), ("cosine", 18), ("cityblock", 5)])
-def test_where_points_lie_changes_no_answer(monkeypatch, metric, d, form):
+def test_where_points_lie_changes_no_answer(using, metric, d, form):
     """Whole clouds, some rows, transposed clouds and a single set of points."""
-    monkeypatch.setattr("mapuot.problem.problem.STAYS_FROM", 0)
+    using(POINTS, stays_from=0)
     x, y, _, _ = clouds(60, 45, d)
     words = {"reg": 0.05, "reg_m": 1.0, "backend": "cuda"}
     there, here = (mapuot.PointCloud(put(x), put(y), metric, form=form) for put in (cp.asarray, np.asarray))
@@ -134,7 +135,8 @@ def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
     """Masses, reg_m, potentials and marginals stay on the device; the host sees n coordinates and orders to sort."""
     using(GROUPS, usual_groups=60)
     few = {"backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
-    few |= {"problem.problem.MOST_FAR": 99, "problem.problem.STAYS_FROM": 0, "problem.points.AUTO_ENTRIES": 1}
+    few |= {"problem.problem.MOST_FAR": 99}
+    using(POINTS, stays_from=0, auto_entries=1)
     for name, value in few.items():
         monkeypatch.setattr(f"mapuot.{name}", value)
     n = 320
@@ -162,9 +164,9 @@ def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
         np.testing.assert_allclose(getattr(kept, name), getattr(found[0], name), atol=1e-4)
 
 
-def test_vectors_are_checked_where_they_are(monkeypatch):
+def test_vectors_are_checked_where_they_are(using):
     """A GPU has no objects and no other order of bytes: the host refuses or converts them before they go there."""
-    monkeypatch.setattr("mapuot.problem.problem.STAYS_FROM", 0)
+    using(POINTS, stays_from=0)
     x, y, a, b = clouds(20, 9, 2)
     found = lambda a, reg_m=1.0: mapuot.solve(  # noqa: E731
         mapuot.PointCloud(cp.asarray(x), cp.asarray(y), form=None), a, b, reg=0.1, reg_m=reg_m, backend="cuda"

@@ -24,6 +24,7 @@ import mapuot
 from mapuot.ascend import groups
 from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
 from mapuot.backends.settings import BOXES
+from mapuot.problem.settings import POINTS
 
 from .problem import (
     Problem,
@@ -241,7 +242,7 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
         if backend == "cuda" and len(problem.b) % 2:  # half of them from where they are solved
             x, y = (import_module("cupy").asarray(x), None) if y is x else map(import_module("cupy").asarray, (x, y))
             import_module("mapuot.backends.cuda.plain").ONCE = False  # some are solved in one call
-            import_module("mapuot.problem.problem").STAYS_FROM = 0
+            POINTS.stays_from = 0
         M = mapuot.PointCloud(x, y, *how, truncate=truncate, form=form)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
@@ -278,7 +279,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
 
         positional = (cupy.asarray(positional[0]), *positional[1:])  # on the device, where some are solved in one call
         import_module("mapuot.backends.cuda.plain").ONCE = False
-        vars(import_module("mapuot.backends.cuda.sparse")).update(KEPT_SIZE=0, KEPT_REG=1.0)
+        vars(import_module("mapuot.backends.cuda.settings").DEVICE_PAIRS).update(least_entries=0, most_reg=1.0)
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)

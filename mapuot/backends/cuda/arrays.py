@@ -13,8 +13,9 @@ except ImportError as error:  # pragma: no cover
 
 from ...contract import Options
 from ...penalties import F64
-from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, PointCosts, SortedCosts, SquareRounding
+from ...problem.points import PAIR_BYTES, PointCosts, SortedCosts, SquareRounding
 from ...problem.problem import Problem
+from ...problem.settings import POINTS
 from ...problem.side import Side
 from ...problem.validate import check_columns
 from . import vectors
@@ -220,7 +221,7 @@ def form_bytes(cloud: PointCosts) -> int:
 
     For many points in few dimensions, a pass that makes the costs is faster than a pass that reads K.
     """
-    if cloud.dim <= FEW and cloud.size > AUTO_ENTRIES:
+    if cloud.dim <= FEW and cloud.size > POINTS.auto_entries:
         return 0
     return free_memory(4 * PAIR_BYTES * cloud.size) // 4
 

@@ -15,6 +15,7 @@ from ...contract import Stats
 from ...problem.cost import LANDMARKS, some_of
 from ..coarse import FOUND, Coarse, Labels, clusters_of, serves
 from ..records import put
+from ..settings import CoarseSettings
 from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
 from .launch import TRACE_PASSES
 
@@ -39,12 +40,20 @@ def jobs(store: int, cost: int) -> list[Job]:
     return [nearest, *(("coarse.cu", name, {"STORE": store, "COST": 0}) for name in names)]
 
 
+DEVICE_COARSE = CoarseSettings(
+    most_clusters=CLUSTERS,
+    step_work=math.inf,  # a block has 8 threads for each cluster: fewer clusters save no time
+    # 5000 columns: a matrix costs 1.4 ms and saves a third; most solves take 20 to 40 passes of .03 ms
+    sharp=math.inf,
+    # labels and a matrix take 1 ms of launches at any size, as long as 16 passes of 8000 columns
+    label_work=80000,
+    every=40,
+    look=TRACE_PASSES,  # a launch ends by itself when the guard drops a step
+)
+
+
 class DeviceCoarse(Coarse):
-    most, step = CLUSTERS, math.inf  # a block has 8 threads for each cluster: fewer clusters save no time
-    sharp = math.inf  # 5000 columns: a matrix costs 1.4 ms, saves a third; most solves take 20 to 40 passes of .03 ms
-    labels = 80000  # labels and a matrix take 1 ms of launches at any size, as long as 16 passes of 8000 columns
-    every = 40
-    look = TRACE_PASSES  # a launch ends by itself when the guard drops a step
+    settings = DEVICE_COARSE
 
     def renewed(self, count: int) -> list[Stats]:
         workspace = self.workspace
@@ -53,7 +62,7 @@ class DeviceCoarse(Coarse):
         workspace.passes(1)
         self.make_matrix()
         if count > 1:
-            workspace.passes(min(count - 1, self.every), 1)
+            workspace.passes(min(count - 1, self.settings.every), 1)
         stats: list[Stats] = workspace.read()
         self.corrected = self.corrected or serves(stats[0])
         return stats
@@ -74,7 +83,7 @@ class DeviceCoarse(Coarse):
         """Find the cluster of each column, the same on all ranks, and this rank's rows by cluster."""
         M, ranks = self.problem.M, self.problem.rows.ranks
         m, n = M.shape
-        rows, cols = (clusters_of(k, int(ranks.sum(m)) * n, self.most) for k in (m, n))
+        rows, cols = (clusters_of(k, int(ranks.sum(m)) * n, self.settings.most_clusters) for k in (m, n))
         own = np.random.default_rng(2)
         common = np.random.default_rng(1)  # ranks share the columns
         marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)

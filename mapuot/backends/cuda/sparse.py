@@ -19,6 +19,7 @@ from .kernels import BLOCKS, ITEMSIZE, Shape, by_value, kernel, line, ring_offse
 from .kernels import THREADS as ALL_THREADS
 from .launch import BULK, GRAPH_PASSES, PERSISTENT, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
 from .pairs import SHORT, THREADS, DevicePairs, PairOperator, blocks_for, index_bytes
+from .settings import DEVICE_PAIRS
 from .workspace import DeviceWorkspace
 
 HALF = records.read("common/record.h", "sparse.cuh")["Half"]
@@ -29,9 +30,6 @@ BESIDE = 1 << 15  # bytes of shared memory left for other uses
 HELD = 64  # mean entries of a row; with more, the vector that they multiply is kept in shared memory
 OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # by Anderson memory: numbers of differences that a thread may keep
 CLUSTER = 8  # blocks of a cluster, which synchronise fastest
-CLUSTER_PAIRS = 1 << 15  # with more pairs reading dominates
-KEPT_SIZE = 1 << 22  # with fewer pairs, passes over all pairs are faster
-KEPT_REG = 5e-6  # with a larger reg / range(M), passes over all pairs are faster
 LEAP = ("equation", "y", "vd", "Sd", "mid", "factor", "sums")  # vectors of Leap in state.cuh
 MOST_PRODUCTS = 300  # most products of one Newton's step: MAPUOT_MOST_PRODUCTS
 KERNELS = ("sparse_rows", "sparse_columns", "part_sums", "part_moves")
@@ -49,8 +47,13 @@ def keeps_pairs(problem: Any) -> bool:
     They do not where both sides are hard: the host then drives the products of Newton's steps.
     """
     clusters = device_limits(cp.cuda.Device().id)[0] >= BULK
-    here = clusters and problem.cost.xp is cp and many_at_once(problem.shape) and problem.size >= KEPT_SIZE
-    sharp = problem.cost.operator == "tiles" and problem.reg < KEPT_REG * (problem.M_max - problem.M_min)
+    here = (
+        clusters
+        and problem.cost.xp is cp
+        and many_at_once(problem.shape)
+        and problem.size >= DEVICE_PAIRS.least_entries
+    )
+    sharp = problem.cost.operator == "tiles" and problem.reg < DEVICE_PAIRS.most_reg * (problem.M_max - problem.M_min)
     return here and sharp and not all(any_of(side.hard) for side in problem.sides)
 
 
@@ -132,7 +135,7 @@ class SparseIterate(Iterate):
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Choose the grid. Few blocks make the finish: each block adds up the scalars of all blocks."""
         if self.alone and many_at_once((self.m, self.n)):
-            if self.leaps and len(self.pairs.rows.index) <= CLUSTER_PAIRS:
+            if self.leaps and len(self.pairs.rows.index) <= DEVICE_PAIRS.cluster_pairs:
                 cluster = CLUSTER
             else:
                 cluster = 1

@@ -1,0 +1,17 @@
+"""Numbers that decide in `problem/`, each with its unit and the reason or the measurement behind it."""
+
+from dataclasses import dataclass
+
+from ..settings import Settings
+
+
+@dataclass
+class PointSettings(Settings):
+    """Where the costs and the vectors of points lie (points.py, problem.py)."""
+
+    # Pairs up to which "auto" forms the matrix, and from which it skips pairs: K and M take 2^30 bytes of the host.
+    auto_entries: int = 1 << 26
+    stays_from: int = 1 << 15  # vectors stay on a GPU: 96 ms, not 122, at 10^5 points, but 22, not 9, at 2000 (H100)
+
+
+POINTS = PointSettings()
