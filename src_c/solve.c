@@ -229,7 +229,7 @@ static double largest_log(int64_t len, const double *log_weight) {
     return largest;
 }
 
-/* May rounding exceed tol only because of points far from all others, which take part in no plan? Workspace.may_idle
+/* May rounding exceed tol only because of points far from all others, which take part in no plan? Workspace.exponents
  * (backends/workspace.py) then examines the problem. */
 enum { FAR_APART = 2400 }; /* nats; as in problem/problem.py */
 static int is_far(const mapuot_limits *limits, double largest_rho, double spread) {
