@@ -13,7 +13,11 @@ Precision = Literal["auto", "float64", "mixed"]
 BackendName = Literal["auto", "cpu", "cuda", "reference"]
 Schedule = Literal["auto", "static"]
 Penalties = Penalty | tuple[Penalty, Penalty]  # of both sides, or (rows, columns)
-Statistic = Literal["median", "mean", "max"]  # unit of reg and reg_m
+MetricName = Literal["sqeuclidean", "euclidean", "cityblock", "cosine", "wfr", "inner"]
+SideName = Literal["rows", "cols"]
+DrawMethod = Literal["independent", "systematic", "rows"]
+Statistic = Literal["median", "mean", "std", "max"]  # unit of reg and reg_m
+MassStatistic = Statistic | Literal["weighted_median", "weighted_mean"]  # of one problem: masses may weigh the costs
 MarginalPenalty = ArrayLike | tuple[ArrayLike, ArrayLike]  # one for both sides, or (rows, columns); a number or (m,)
 
 

@@ -320,7 +320,7 @@ def check_plan(plan: Any, M: Any) -> None:
         raise ValueError("--plan dense needs a dense M: --plan sparse:0 writes the entries of the pairs that M stores")
 
 
-def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> Any:
+def costs(problem: str | None, points: tuple[str, str] | None, metric: Any) -> Any:
     if points:
         return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
     return files.open_cost(problem)

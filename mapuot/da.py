@@ -190,21 +190,22 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         """Return the cost as a matrix, or as points if the matrix would be large and is not needed."""
         m = len(Xs)
         n = len(Xt)
+        metric: Any = self.metric
         if self.out_of_sample_map == "entropic":
             if labels is not None or self.method is not None or self.metric not in NEVER_FORMED:
                 raise ValueError(f"out_of_sample_map must be 'ferradans' but for a metric of {NEVER_FORMED} alone")
-            cloud = PointCloud(Xs, Xt, str(self.metric))
+            cloud = PointCloud(Xs, Xt, metric)
             scale = 1.0
             if self.norm is not None:
                 scale /= scale_of([cloud], as_choice(self.norm, "norm", ("median", "max")))
-            return PointCloud(Xs, Xt, str(self.metric), scale)
+            return PointCloud(Xs, Xt, metric, scale)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
         if points and m * n > MOST_ENTRIES:
-            return PointCloud(Xs, Xt, str(self.metric))
+            return PointCloud(Xs, Xt, metric)
         try:
-            ours = self.metric in NEVER_FORMED and not METRICS[str(self.metric)].is_scipys(str(self.metric))
+            ours = self.metric in NEVER_FORMED and not METRICS[metric].is_scipys(metric)
             if ours:
-                cost = np.asarray(PointCloud(Xs, Xt, str(self.metric)))
+                cost = np.asarray(PointCloud(Xs, Xt, metric))
             else:
                 cost = cdist(Xs, Xt, self.metric)
             cost = normalised(cost, self.norm)

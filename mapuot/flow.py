@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from .annotations import Statistic
 from .answer.draw import as_generator, seed_of
 from .answer.result import Result
 from .answer.tensors import Tensors, array_of, stream_of, tensor_among
@@ -163,7 +164,7 @@ class OTPlanSampler:
             if like.is_cuda and not self.normalize_cost:
                 return PendingResult(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
         M = squared_distances(rows, columns)
-        scale = "max" if self.normalize_cost else None
+        scale: Statistic | None = "max" if self.normalize_cost else None
         return solve(M, reg=self.reg, reg_m=self.reg_m, scale_cost=scale, **self.options)
 
     def assigned(self, x0: Any, x1: Any) -> Any:

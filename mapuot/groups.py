@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .annotations import MetricName
 from .api.pairwise import PairTask, divergences
 from .arrays import is_on_device
 from .errors import shown
@@ -139,7 +140,7 @@ def pairwise(
     scale_cost: str | None = None,
     scale_each: bool = False,
     standard_error: bool = False,
-    metric: str = "sqeuclidean",
+    metric: MetricName = "sqeuclidean",
     comm: Any = None,
     progress: bool = False,
     **options: Any,
@@ -202,7 +203,7 @@ def pairwise(
 def contrasts(
     data: Any, groupby: Any, contrasts: Iterable[tuple[Any, Any]], reg: float = REQUIRED, reg_m: float = REQUIRED, *,
     representation: str | None = "X_pca", scale_cost: str | None = None, scale_each: bool = False,
-    metric: str = "sqeuclidean", comm: Any = None, progress: bool = False, **options: Any,
+    metric: MetricName = "sqeuclidean", comm: Any = None, progress: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the divergences of chosen pairs of groups.
 
@@ -294,7 +295,7 @@ def against(
 def against_rest(
     data: Any, groupby: Any, reg: float = REQUIRED, reg_m: float = REQUIRED, *, representation: str | None = "X_pca",
     groups: Iterable[Any] | None = None, scale_cost: str | None = None, scale_each: bool = False,
-    metric: str = "sqeuclidean", **options: Any,
+    metric: MetricName = "sqeuclidean", **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the divergence of each group from all other cells, one group after the other.
 

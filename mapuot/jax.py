@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .annotations import MarginalPenalty
+from .annotations import MarginalPenalty, MetricName
 from .answer.slopes import dual_value, marginal_gradient
 from .api.batch import plan_sum, solve_batch
 from .arrays import host, namespace
@@ -98,7 +98,7 @@ def sinkhorn_loss(
 @hinted
 def sample_loss(
     x: jax.Array, y: jax.Array, a: jax.Array | None = None, b: jax.Array | None = None, *, reg: float,
-    reg_m: MarginalPenalty, metric: str = "sqeuclidean", scale: float = 1.0, **options: Any,
+    reg_m: MarginalPenalty, metric: MetricName = "sqeuclidean", scale: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the value of unbalanced transport between two clouds of points, differentiable once in x, y, a and b.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .annotations import Seed
+from .annotations import Seed, SideName
 from .answer.draw import as_generator
 from .answer.result import Result
 from .answer.tensors import taken
@@ -625,7 +625,12 @@ def links(
 
 
 def masses(
-    result: Result, x: ArrayLike | None = None, side: str = "rows", ax: Any = None, labels: Any = None, **style: Any
+    result: Result,
+    x: ArrayLike | None = None,
+    side: SideName = "rows",
+    ax: Any = None,
+    labels: Any = None,
+    **style: Any,
 ) -> Any:
     """Draw the share of each point's mass that moves. Below 1 mass stays behind, above 1 mass is created.
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import plot
-from .annotations import FilePath
+from .annotations import FilePath, SideName
 from .answer.result import Result
 from .answer.store import contents
 from .answer.summary import facts, number
@@ -139,10 +139,11 @@ def pictures(result: Result) -> list[tuple[str, str, Callable[..., Any], int]]:
     m, n = result.problem.shape
     told = f"Plan of {m} rows and {n} columns as an image, with the given and the moved mass of both sides beside it"
     found.append(("Plan and marginals", told, partial(plot.plan, result, most=200), 1))
-    for side, name, moved, given in (
+    sides: list[tuple[str, SideName, Any, Any]] = [
         ("row", "rows", result.row_marginal, result.problem.rows.weight),
         ("column", "cols", result.col_marginal, result.problem.cols.weight),
-    ):
+    ]
+    for side, name, moved, given in sides:
         some = given > 0
         share = np.asarray(moved[some] / given[some])
         least, most = (number(x) for x in (share.min(initial=np.inf), share.max(initial=0.0)))

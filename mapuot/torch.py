@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .annotations import MarginalPenalty
+from .annotations import MarginalPenalty, MetricName
 from .answer.batch import BatchResult
 from .answer.result import Result
 from .answer.slopes import dual_value, marginal_gradient, mass_slope, point_slope, point_slopes
@@ -176,7 +176,7 @@ def sample_loss(
     *,
     reg: float,
     reg_m: MarginalPenalty,
-    metric: str = "sqeuclidean",
+    metric: MetricName = "sqeuclidean",
     scale: float = 1.0,
     **options: Any,
 ) -> Any:
@@ -664,7 +664,9 @@ class CrossTerms:
 
     eps, debias = 0.0, False
 
-    def __init__(self, reg: float, reg_m: MarginalPenalty, how: tuple[str, float], options: dict[str, Any]) -> None:
+    def __init__(
+        self, reg: float, reg_m: MarginalPenalty, how: tuple[MetricName, float], options: dict[str, Any]
+    ) -> None:
         self.how, self.given = how, {"reg": reg, "reg_m": reg_m} | options
         self.options = self.given | options_of_value(options, reg_m)
 
@@ -684,7 +686,7 @@ class CrossTerms:
         return 0.0 * a
 
 
-def cloud_of(rows: Measure, cols: Measure, how: tuple[str, float]) -> PointCloud:
+def cloud_of(rows: Measure, cols: Measure, how: tuple[MetricName, float]) -> PointCloud:
     starts = None if rows.starts is None else (rows.starts, cols.starts)
     metric, scale = how
     return PointCloud(rows.points, None if cols is rows else cols.points, metric, scale, starts=starts)

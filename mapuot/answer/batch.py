@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import Seed
+from ..annotations import DrawMethod, Seed, SideName
 from ..arrays import host, namespace
 from ..backends import Stats
 from ..cached import cached_property
@@ -269,7 +269,7 @@ class BatchResult(Answer, Sequence[Result]):
         return BatchPlan(self).product(Y, True, "Y")
 
     @breaks_graph
-    def barycentric_map(self, Y: ArrayLike, side: str = "rows") -> Any:
+    def barycentric_map(self, Y: ArrayLike, side: SideName = "rows") -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (p, m, d), for targets Y as X in `apply`.
 
         With ``side="cols"`` return the mean source of each column, (p, n, d), for sources Y at the rows. Points that
@@ -278,7 +278,7 @@ class BatchResult(Answer, Sequence[Result]):
         turned = as_choice(side, "side", ("rows", "cols")) == "cols"
         return BatchPlan(self).images(Y, turned)
 
-    def map(self, points: Any, values: Any = None, side: str = "rows") -> Any:
+    def map(self, points: Any, values: Any = None, side: SideName = "rows") -> Any:
         """Return the images of other points, as `Result.map` does: (p, k, d), or a list if numbers of points differ.
 
         Parameters
@@ -314,7 +314,7 @@ class BatchResult(Answer, Sequence[Result]):
             raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
         return BatchPlan(self).top_k(int(k))
 
-    def sample(self, size: int, seed: Seed | None = None, *, method: str = "independent") -> tuple[Any, Any]:
+    def sample(self, size: int, seed: Seed | None = None, *, method: DrawMethod = "independent") -> tuple[Any, Any]:
         """Draw ``size`` pairs from each plan: (i, j) with probability P_ij / mass.
 
         Parameters
@@ -346,7 +346,7 @@ class BatchResult(Answer, Sequence[Result]):
                [0, 1, 2, 3]])
         """
         size = as_count(size, "size")
-        method = as_choice(method, "method", DRAWS)
+        as_choice(method, "method", DRAWS)
         if not ((self.mass > 0) & (self.mass < np.inf)).all():
             i = int(np.argmin((self.mass > 0) & (self.mass < np.inf)))
             raise ValueError(f"size must be of plans with mass, got mass {self.mass[i]} of problem {i}")

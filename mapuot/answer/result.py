@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import penalties
-from ..annotations import FilePath, Seed
+from ..annotations import DrawMethod, FilePath, Seed, SideName
 from ..arrays import host, namespace
 from ..backends import Stats, pick
 from ..backends.boxes import KeptPlan, SortedPoints
@@ -417,7 +417,7 @@ class Result(CertifiedAnswer, Answer):
             return self._stream.apply_transpose(Y)
 
     @breaks_graph
-    def barycentric_map(self, Y: ArrayLike, side: str = "rows") -> Any:
+    def barycentric_map(self, Y: ArrayLike, side: SideName = "rows") -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d).
 
         With ``side="cols"`` return the mean source of each column, (n, d), for sources Y (m, d).
@@ -504,7 +504,7 @@ class Result(CertifiedAnswer, Answer):
 
     @hinted
     def sample(
-        self, size: int, seed: Seed | None = None, *, method: str = "independent", replace: bool = True
+        self, size: int, seed: Seed | None = None, *, method: DrawMethod = "independent", replace: bool = True
     ) -> tuple[Any, Any]:  # fmt: skip
         """Draw pairs from the plan: (i, j) with probability P_ij / mass. Only the drawn rows of the plan are formed.
 
@@ -541,7 +541,7 @@ class Result(CertifiedAnswer, Answer):
         if self.problem.ranks.size > 1:
             raise NotImplementedError("sample needs the whole plan in one process, without comm")
         size = as_count(size, "size")
-        method = as_choice(method, "method", DRAWS)
+        as_choice(method, "method", DRAWS)
         rng = as_generator(seed)
         if not 0 < self.mass < np.inf:
             raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import CostLike
+from ..annotations import CostLike, Statistic
 from ..answer.tensors import taken
 from ..arrays import host
 from ..ascend.barycenters import Barycenter, DebiasedBarycenter
@@ -144,7 +144,7 @@ def barycenter(
     reg: float = REQUIRED,
     reg_m: float = np.inf,
     *,
-    scale_cost: str | None = None,
+    scale_cost: Statistic | None = None,
     weights: ArrayLike | None = None,
     debiased: bool = False,
     tol: float = 1e-6,

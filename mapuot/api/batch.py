@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import BackendName, CostLike, MarginalPenalty, Method, Penalties, Precision, Reference
+from ..annotations import BackendName, CostLike, MarginalPenalty, Method, Penalties, Precision, Reference, Statistic
 from ..answer.batch import BatchResult, column
 from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
@@ -87,7 +87,7 @@ def solve_batch(
     reg: ArrayLike = REQUIRED,
     reg_m: MarginalPenalty = REQUIRED,
     *,
-    scale_cost: str | None = None,
+    scale_cost: Statistic | None = None,
     scale_each: bool = False,
     scale_mass: bool = False,
     method: Method = "auto",

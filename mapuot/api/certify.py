@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import BackendName, CostLike
+from ..annotations import BackendName, CostLike, MetricName
 from ..answer.result import ROUNDING, Result
 from ..arrays import host
 from ..ascend.carry_out import carry_out
@@ -321,7 +321,7 @@ def knn_cost(
     y: ArrayLike,
     k: int,
     *,
-    metric: str = "sqeuclidean",
+    metric: MetricName = "sqeuclidean",
     scale: float = 1.0,
     weights: ArrayLike | None = None,
     symmetric: bool = True,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import CostLike, MarginalPenalty
+from ..annotations import CostLike, MarginalPenalty, Statistic
 from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host, namespace, refuse_data_set
@@ -44,7 +44,7 @@ def sinkhorn_divergence(
     reg: ArrayLike = REQUIRED,
     reg_m: MarginalPenalty = REQUIRED,
     *,
-    scale_cost: str | None = None,
+    scale_cost: Statistic | None = None,
     scale_each: bool = False,
     M_a: CostLike | None = None,
     M_b: CostLike | None = None,

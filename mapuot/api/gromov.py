@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from ..annotations import MarginalPenalty
+from ..annotations import MarginalPenalty, Statistic
 from ..backends import pick
 from ..problem import validate
 from ..problem.scale import scale_of
@@ -34,7 +34,7 @@ def gromov(
     *,
     reg: float,
     reg_m: MarginalPenalty,
-    scale_cost: str | None = None,
+    scale_cost: Statistic | None = None,
     metric: Any = "sqeuclidean",
     power: float = 1.0,
     landmarks: int = 48,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import MarginalPenalty
+from ..annotations import MarginalPenalty, MetricName, Statistic
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host
 from ..penalties import F64
@@ -45,9 +45,9 @@ def pairwise(
     reg: ArrayLike = REQUIRED,
     reg_m: MarginalPenalty = REQUIRED,
     *,
-    scale_cost: str | None = None,
+    scale_cost: Statistic | None = None,
     scale_each: bool = False,
-    metric: str = "sqeuclidean",
+    metric: MetricName = "sqeuclidean",
     scale: float = 1.0,
     weights: ArrayLike | None = None,
     comm: Any = None,

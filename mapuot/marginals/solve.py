@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..annotations import BackendName, MarginalPenalty
+from ..annotations import BackendName, MarginalPenalty, Statistic
 from ..api.entry import entry
 from ..ascend.carry_out import all_stages
 from ..ascend.loop import Run
@@ -34,9 +34,10 @@ def costs_of(given: dict[str, Any]) -> list[Any]:
 @hinted
 @entry(costs=costs_of)
 def multimarginal(
-    costs: Any, masses: Any, reg: float = REQUIRED, reg_m: MarginalPenalty = REQUIRED, *, scale_cost: str | None = None,
-    tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000, backend: BackendName = "auto",
-    threads: int | None = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
+    costs: Any, masses: Any, reg: float = REQUIRED, reg_m: MarginalPenalty = REQUIRED, *,
+    scale_cost: Statistic | None = None, tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000,
+    backend: BackendName = "auto", threads: int | None = None, callback: Callable[[Stats], Any] | None = None,
+    progress: bool = False,
 ) -> MultiResult:  # fmt: skip
     """Solve entropic unbalanced transport between many marginals at once, with a certificate.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..annotations import MetricName
 from ..arrays import any_of, host, is_data_set, is_on_device, namespace
 from ..cached import cached_property
 from ..contract import Backend
@@ -120,7 +121,7 @@ class PointCloud(UserCost):
         self,
         x: ArrayLike,
         y: ArrayLike | None = None,
-        metric: str = "sqeuclidean",
+        metric: MetricName = "sqeuclidean",
         scale: float = 1.0,
         weights: ArrayLike | None = None,
         truncate: float | Literal["auto"] | None = "auto",
