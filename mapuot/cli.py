@@ -25,7 +25,6 @@ from .answer.summary import REFERENCES
 from .api.solve import solve
 from .api.tune import tune
 from .backends import BACKENDS
-from .backends.draw import BLOCK_ENTRIES
 from .errors import ConvergenceWarning
 from .penalties import PENALTIES
 from .problem.clouds import PointCloud
@@ -33,6 +32,7 @@ from .problem.kinds import stores_pairs
 from .problem.mask import SeededMask
 from .problem.metrics import METRICS
 from .problem.scale import SCALES, WEIGHTED
+from .problem.settings import BLOCKS
 from .processor import isa, thread_count
 from .ranks import Ranks, join, mpi, own_rows
 from .report import write_report
@@ -355,7 +355,7 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
     form, number = plan or ("", None)
     if form == "dense":
         m, n = result.problem.shape
-        step = max(1, BLOCK_ENTRIES // n)  # blocks of the same rows on all processes
+        step = max(1, BLOCKS.plan_entries // n)  # blocks of the same rows on all processes
         blocks = (result.rows(i0, min(i0 + step, m)) for i0 in range(0, m, step))
         shape = int(ranks.sum(m)), n
         values["plan"] = files.Blocks(shape, result.problem.M.dtype.name, ranks.stream(blocks))

@@ -10,7 +10,7 @@ import pytest
 from conftest import CUDA
 from matrix import PLAIN, POINTS, TOLS, TRAITS, Cell, allowed, cells, check
 
-import mapuot
+from mapuot.problem.settings import BLOCKS
 
 pytestmark = pytest.mark.skipif(oracle.compiler() is None, reason="needs a C compiler and a long double of its own")
 
@@ -28,7 +28,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("cell", "backend", "precision"), RUNS, ids=str)
-def test_cell(cell, backend, precision, monkeypatch):
+def test_cell(cell, backend, precision, using):
     kind, door, _, traits = cell
     if backend == "reference" and door == "marginals":
         pytest.skip("the reference knows no marginals")
@@ -38,7 +38,7 @@ def test_cell(cell, backend, precision, monkeypatch):
         pytest.skip("a GPU takes no matrix as the reference of points")
     if (backend, kind, door) == ("cuda", "pairs", "marginals"):
         pytest.skip("a GPU takes no pairs between many marginals")
-    monkeypatch.setattr(mapuot.backends.draw, "BLOCK_ENTRIES", 60)  # a few rows of the plan at once
+    using(BLOCKS, plan_entries=60)  # a few rows of the plan at once
     check(cell, precision, backend)
 
 

@@ -7,9 +7,9 @@ import pytest
 from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
 from mapuot.backends.settings import BOXES, COARSE
 from mapuot.marginals.settings import TREES
-from mapuot.problem.settings import POINTS
+from mapuot.problem.settings import BLOCKS, POINTS
 
-ALL = STAGES, PAIRS, GROUPS, BOXES, COARSE, TREES, POINTS
+ALL = STAGES, PAIRS, GROUPS, BOXES, COARSE, TREES, POINTS, BLOCKS
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: type(settings).__name__)

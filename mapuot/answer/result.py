@@ -16,7 +16,6 @@ from ..arrays import host, namespace
 from ..backends import Stats, pick
 from ..backends.boxes import KeptPlan, SortedPoints
 from ..backends.conditional import LEAST, scaled_rows
-from ..backends.draw import BLOCK_ENTRIES
 from ..backends.operator import Operator
 from ..cached import cached_property
 from ..contract import Backend
@@ -26,6 +25,7 @@ from ..graphs import breaks_graph
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import Problem
+from ..problem.settings import BLOCKS
 from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, describe_bound
@@ -456,10 +456,10 @@ class Result(CertifiedAnswer, Answer):
     def _blocks_of(self, stream: Operator) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
         if self.problem.cost.operator == "pairs":
-            for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
+            for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCKS.plan_entries * self.problem.cost.dtype.itemsize):
                 yield i0, host(stream.plan(i0, i1))
             return
-        step = max(1, BLOCK_ENTRIES // n)
+        step = max(1, BLOCKS.plan_entries // n)
         for i0 in range(0, m, step):
             yield i0, stream.plan(i0, min(i0 + step, m))
 

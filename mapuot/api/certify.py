@@ -28,7 +28,6 @@ from ..ascend.carry_out import carry_out
 from ..ascend.loop import Run
 from ..backends import pick
 from ..backends.conditional import largest
-from ..backends.draw import BLOCK_ENTRIES
 from ..backends.kernel import UNIT
 from ..backends.rules import plan_error
 from ..cached import cached_property
@@ -40,6 +39,7 @@ from ..problem.kinds import as_whole_cost
 from ..problem.metrics import METRICS
 from ..problem.points import PointCosts
 from ..problem.problem import Problem
+from ..problem.settings import BLOCKS
 from ..problem.sparse import Sparse
 from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
@@ -237,7 +237,7 @@ class Sweep:
         stream = near._stream
         stream.dtype = np.dtype(np.float64)
         floor = LITTLE * tol * near.mass / (m * n)
-        step = max(1, BLOCK_ENTRIES // n)
+        step = max(1, BLOCKS.plan_entries // n)
         self.apart = self.outside = 0.0
         for i0 in range(0, m, step):
             block = np.array(host(stream.plan(i0, min(i0 + step, m))))

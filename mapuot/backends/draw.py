@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
+from ..problem.settings import BLOCKS
 from ..problem.sparse import is_sparse
 
-BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 APART = 1 << 13  # entries of unwanted rows between two wanted rows that cost less than a second call
 RUN, FEW = 16, 64  # search the sums of runs of 16 columns first, then one run; up to 64 columns search directly
 
 
 def runs(rows: Any, n: int) -> Iterator[tuple[int, int]]:
-    """Yield row ranges (i0, i1) of at most BLOCK_ENTRIES that cover these sorted rows of n columns and few others."""
-    step = max(1, BLOCK_ENTRIES // n)
+    """Yield row ranges (i0, i1) of a block each that cover these sorted rows of n columns and few others."""
+    step = max(1, BLOCKS.plan_entries // n)
     for part in np.split(rows, np.flatnonzero(np.diff(rows) > max(1, APART // n)) + 1):
         for i0 in range(int(part[0]), int(part[-1]) + 1, step):
             yield i0, min(i0 + step, int(part[-1]) + 1)

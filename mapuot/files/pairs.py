@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..problem.cost import Cost, held_type, own_part
+from ..problem.settings import BLOCKS
 from ..problem.sparse import MOST_COLUMNS, Sparse
 from ..ranks import Ranks
-
-BLOCK_PAIRS = 1 << 22  # of one block: 50 MB of costs and 64-bit indices, and temporaries
 
 
 class PairsFile(Cost):
@@ -109,8 +108,8 @@ def as_bounds(indptr: Any, count: int) -> Any:
 
 
 def steps(k0: int, k1: int) -> Iterator[tuple[int, int]]:
-    for k in range(int(k0), int(k1), BLOCK_PAIRS):
-        yield k, min(k + BLOCK_PAIRS, int(k1))
+    for k in range(int(k0), int(k1), BLOCKS.stored_pairs):
+        yield k, min(k + BLOCKS.stored_pairs, int(k1))
 
 
 def in_order(data: Any, column: Any, start: Any, shape: tuple[int, int]) -> Sparse:

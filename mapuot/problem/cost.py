@@ -1,8 +1,8 @@
 """Kinds of cost: an array (`Dense`), rows of a function or a file (`Streamed`), or points (points.py).
 
 A cost yields its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost, too. A
-matrix in memory is one block and is not copied. Any other cost comes in blocks of BLOCK_BYTES, so that a cost larger
-than memory takes only the memory of its K. All readers of M use this interface; a new kind of cost is a new class.
+matrix in memory is one block and is not copied. Any other cost comes in blocks of ``BLOCKS.cost_bytes``, so that a cost
+larger than memory takes only the memory of its K. All readers of M use this interface; a new kind of cost is a class.
 """
 
 import functools
@@ -16,8 +16,8 @@ from ..arrays import host, namespace
 from ..contract import Backend
 from ..penalties import F64
 from ..ranks import ALONE, Ranks, own_rows
+from .settings import BLOCKS
 
-BLOCK_BYTES = 1 << 26
 LANDMARKS = 16  # rows (columns) of M that serve as features of its columns (rows)
 RANGE_BYTES = 1 << 28  # bytes of one read of the range: Ctrl-C waits up to 30 ms
 DEVICE_RANGE_BYTES = 1 << 34  # the same on a device: up to 5 ms
@@ -96,14 +96,14 @@ class Cost:
     def blocks(self, c: "Cost | None" = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, in blocks of ``most`` bytes of M.
 
-        By default an array is one block, and other costs come in blocks of BLOCK_BYTES.
+        By default an array is one block, and other costs come in blocks of ``BLOCKS.cost_bytes``.
         """
         m, n = self.shape
         i1 = m if i1 is None else i1
         if self.held and most is None:
             step = max(1, m)
         else:
-            step = max(1, (most or BLOCK_BYTES) // (n * self.dtype.itemsize))
+            step = max(1, (most or BLOCKS.cost_bytes) // (n * self.dtype.itemsize))
         for k0 in range(i0, i1, step):
             k1 = min(k0 + step, i1)
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)

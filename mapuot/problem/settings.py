@@ -15,3 +15,15 @@ class PointSettings(Settings):
 
 
 POINTS = PointSettings()
+
+
+@dataclass
+class BlockSettings(Settings):
+    """How much of M, or of the plan, is read or made at once."""
+
+    cost_bytes: int = 1 << 26  # of rows that a function or a file gives (cost.py)
+    stored_pairs: int = 1 << 22  # of a file: 50 MB of costs and 64-bit indices, and temporaries (files/pairs.py)
+    plan_entries: int = 1 << 22  # of the plan, which streamed operations hold at once (backends/draw.py)
+
+
+BLOCKS = BlockSettings()

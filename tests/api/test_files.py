@@ -16,18 +16,16 @@ from problems import clouds
 
 import mapuot
 from mapuot import files
-from mapuot.backends.cpu import native
-from mapuot.problem import cost
+from mapuot.problem.settings import BLOCKS
 
 CASE = clouds(40, 21)
 FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "packed.hdf5", "some.zarr", "plain.zarr"]
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def small_blocks(using):
     """Read blocks of about seven rows of 21 columns."""
-    for module in (cost, native):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 7 * 21 * 8)
+    using(BLOCKS, cost_bytes=7 * 21 * 8)
 
 
 def write(path, M, **more):

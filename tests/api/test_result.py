@@ -12,6 +12,7 @@ from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
 from mapuot.answer import store
+from mapuot.problem.settings import BLOCKS
 
 
 def test_nothing_of_the_size_of_the_plan_is_held():
@@ -44,8 +45,8 @@ def test_plan_in_the_callers_memory(n, backend):
 
 @pytest.mark.parametrize("method", ["independent", "systematic", "rows"])
 @pytest.mark.parametrize("entries", [3 * 70, 1 << 22])
-def test_pairs_are_drawn_from_the_plan(entries, method, backend, monkeypatch):
-    monkeypatch.setattr(mapuot.backends.draw, "BLOCK_ENTRIES", entries)
+def test_pairs_are_drawn_from_the_plan(entries, method, backend, using):
+    using(BLOCKS, plan_entries=entries)
     case, size = with_forbidden(with_zeros(clouds(11, 70, reg=0.2, ratio=1.5))), 200_000  # 70 columns: five runs
     result = case.solve(backend=backend, callback=None if entries > 210 else lambda stats: None)  # not the short way
     i, j = result.sample(size, seed=1, method=method)

@@ -12,10 +12,10 @@ from scipy import sparse
 
 import mapuot
 from mapuot.answer.slopes import marginal_gradient
-from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
 from mapuot.problem import sparse as sparse_costs
 from mapuot.problem.metrics import METRICS
+from mapuot.problem.settings import BLOCKS
 from mapuot.problem.sparse import Sparse
 
 
@@ -366,13 +366,13 @@ def kept_pairs(S, form):
 
 @pytest.mark.parametrize("form", ["csr", "csc"])
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_of_files_come_in_blocks(form, seed, monkeypatch):
+def test_rows_of_files_come_in_blocks(form, seed, using):
     """Rows are read in order, in blocks of any size: each pair once, each column index twice."""
     rng = np.random.default_rng(seed)
     m, n = rng.integers(1, 30, 2)
     S = sparse.random_array((int(m), int(n)), density=rng.random(), rng=rng, format="csr")
     S = S.astype([np.float64, np.float32, np.int64][seed % 3])
-    monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", int(rng.integers(1, 40)))
+    using(BLOCKS, stored_pairs=int(rng.integers(1, 40)))
     file, arrays = kept_pairs(S, form)
     cuts = np.sort(rng.integers(0, m + 1, 2))
     for i0, i1 in ((0, int(m)), tuple(map(int, cuts))):
@@ -385,7 +385,7 @@ def test_rows_of_files_come_in_blocks(form, seed, monkeypatch):
         asked = [sum(stop - start for start, stop in arrays[name].read) for name in ("data", "indices")]
         assert asked == ([want.size] * 2 if form == "csr" else [S.nnz, 2 * S.nnz])
         assert max([stop - start for x in ("data", "indices") for start, stop in arrays[x].read], default=0) <= (
-            pairs_of_files.BLOCK_PAIRS
+            BLOCKS.stored_pairs
         )
 
 
@@ -400,9 +400,9 @@ def test_files_out_of_order_are_mended():
 
 
 @pytest.mark.parametrize("form", ["csr", "csc"])
-def test_the_memory_of_a_file_is_that_of_its_pairs(form, monkeypatch):
+def test_the_memory_of_a_file_is_that_of_its_pairs(form, using):
     """Each pair takes 12 bytes where it begins, plus a block and its products; two ranks take half each."""
-    monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", 1 << 14)
+    using(BLOCKS, stored_pairs=1 << 14)
     S = sparse.random_array((3000, 2000), density=0.2, rng=np.random.default_rng(0), format="csr")
     file, _ = kept_pairs(S, form)
     for i0, i1 in ((0, 3000), (1500, 3000)):

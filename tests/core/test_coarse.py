@@ -14,6 +14,7 @@ from mapuot.backends.cpu import native
 from mapuot.backends.reference import backend as reference
 from mapuot.backends.reference import split
 from mapuot.backends.settings import COARSE
+from mapuot.problem.settings import BLOCKS
 
 PASSES = COARSE.first + 4  # the last three are corrected
 
@@ -163,7 +164,7 @@ def test_a_cloud_comes_again_in_other_clusters(using):
     np.testing.assert_array_equal(found.log_u, right.log_u)
 
 
-def test_rows_of_a_function_have_the_clusters_of_their_matrix(monkeypatch):
+def test_rows_of_a_function_have_the_clusters_of_their_matrix(using):
     """Rows of a function keep landmarks in the sweep for the range: equal steps, and no further read of M."""
     case, reads = clouds(90, 110, reg=0.02), []
 
@@ -171,7 +172,7 @@ def test_rows_of_a_function_have_the_clusters_of_their_matrix(monkeypatch):
         reads.append(i1 - i0)
         return case.M[i0:i1]
 
-    monkeypatch.setattr("mapuot.problem.cost.BLOCK_BYTES", 110 * 8 * 25)  # four blocks
+    using(BLOCKS, cost_bytes=110 * 8 * 25)  # four blocks
     whole = case.solve(threads=1, callback=lambda stats: None)  # not the short way of small arrays
     got = case.replace(M=rows).solve(threads=1)
     np.testing.assert_array_equal(got.log_u, whole.log_u)

@@ -26,7 +26,7 @@ from mapuot.backends.narrow_points import LOG2_E
 from mapuot.backends.settings import BOXES
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
-from mapuot.problem.settings import POINTS
+from mapuot.problem.settings import BLOCKS, POINTS
 from mapuot.route import on_device
 from mapuot.route.options import make_options
 from mapuot.spaces import distances, embedding
@@ -250,8 +250,8 @@ def test_rounding_that_stays_on_the_device_counts(monkeypatch):
     assert errors[0] > errors[2] + 0.9 * float(rounding)
 
 
-def test_rows_are_drawn_from_points_that_are_made_once(monkeypatch):
-    monkeypatch.setattr(import_module("mapuot.backends.cuda.operator"), "BLOCK_ENTRIES", 4 * 40)
+def test_rows_are_drawn_from_points_that_are_made_once(using):
+    using(BLOCKS, plan_entries=4 * 40)
     x, y, a, b = clouds(50, 40, 3)
     rng = np.random.default_rng(1)
     rows, at = rng.integers(0, 50, 90), rng.random(90)

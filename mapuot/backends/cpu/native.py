@@ -14,9 +14,10 @@ from ..._core import ffi, lib
 from ...arrays import PAD
 from ...errors import shown
 from ...penalties import F64
-from ...problem.cost import BLOCK_BYTES, Cost
+from ...problem.cost import Cost
 from ...problem.mask import MaskedReference
 from ...problem.points import KeptBoxes, PointCosts
+from ...problem.settings import BLOCKS
 from ...problem.sparse import Sparse
 from ...processor import core_count, default_threads, isa
 from ...threads import each, kept_thread
@@ -76,7 +77,7 @@ def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
     most = rows * cost.shape[1] * int(cost.dtype.itemsize)
     if cost.held:
         return most
-    return min(most, BLOCK_BYTES)
+    return min(most, BLOCKS.cost_bytes)
 
 
 def padded(n: int) -> int:

@@ -17,10 +17,11 @@ from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost, Dense
 from ...problem.mask import MaskedReference
+from ...problem.settings import BLOCKS
 from ...problem.sparse import Sparse
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
-from ..draw import BLOCK_ENTRIES, runs
+from ..draw import runs
 from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator
 from ..records import put
@@ -269,7 +270,7 @@ class DeviceOperator(Operator):
         """Draw a column for each of these sorted rows; the costs of each are made once, of many rows at a time."""
         cost: Any = self.cost
         some, first = np.unique(rows, return_index=True)
-        step = max(1, BLOCK_ENTRIES // self.shape[1])
+        step = max(1, BLOCKS.plan_entries // self.shape[1])
         ends = np.append(first, len(rows))
         place = cp.asarray(np.repeat(np.arange(len(some)), np.diff(ends)))
         stage = Carrier()
