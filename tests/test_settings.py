@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 
+from mapuot.answer.settings import CURVATURE
 from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
-from mapuot.backends.settings import BOXES, COARSE
+from mapuot.backends.settings import BOXES, CALLS, COARSE
 from mapuot.marginals.settings import TREES
 from mapuot.problem.settings import BLOCKS, POINTS
 
-ALL = STAGES, PAIRS, GROUPS, BOXES, COARSE, TREES, POINTS, BLOCKS
+ALL = STAGES, PAIRS, GROUPS, BOXES, CALLS, COARSE, CURVATURE, TREES, POINTS, BLOCKS
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: type(settings).__name__)

@@ -29,11 +29,9 @@ from ..arrays import host, namespace
 from ..errors import ConvergenceWarning, warn
 from ..penalties import F64
 from ..problem.validate import as_count, as_numbers, as_positive
+from .settings import CURVATURE
 from .slopes import UNIT, check, rho_of, smooth_slope, with_ones
 
-MOST_FACTORED = 4096  # points of the smaller side; the equations of so many take 4 s on two cores
-FIRST_STEPS, STEPS_A_POINT = 30, 0.05  # of conjugate gradients, which take as long as equations of so many points
-MOST_PAIRS = 1 << 25  # of a plan that is formed for the factor: .25 GB
 CONSTANT = 1e-3  # of the mean diagonal, along constants, which balanced sides leave undetermined
 LEAST_SHIFT, SHIFT_GROWS = 1e-14, 20.0  # of the diagonal, where rounding leaves the matrix without a factor
 
@@ -140,10 +138,10 @@ def potentials_moved(
         size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
     allowed = max(tol, 2 * UNIT) ** 2 * size
     m, n = result.problem.shape
-    may_factor = not both and min(m, n) <= MOST_FACTORED and m * n <= MOST_PAIRS
+    may_factor = not both and min(m, n) <= CURVATURE.most_factored and m * n <= CURVATURE.most_pairs
     most = max_steps
     if may_factor and result._backend.name != "cuda":  # whose products are quicker than the host's factor
-        most = min(max_steps, FIRST_STEPS + int(STEPS_A_POINT * min(m, n)))
+        most = min(max_steps, CURVATURE.first_steps + int(CURVATURE.steps_a_point * min(m, n)))
     df, rest = conjugate_gradients(image, left, on_rows, allowed, most)
     if may_factor and not rest <= allowed:
         df, dg, rest = moved_by_factor(result, rows, cols)

@@ -56,3 +56,13 @@ class CoarseSettings(Settings):
 
 
 COARSE = CoarseSettings()
+
+
+@dataclass
+class CallSettings(Settings):
+    """How long one call of the core lasts (cpu/native.py)."""
+
+    work: int = 1 << 28  # most multiply-adds of a thread: 30 ms, scalar .2 s; Ctrl-C waits for the call
+
+
+CALLS = CallSettings()

@@ -18,8 +18,6 @@ from ..errors import shown
 from .read import check_regular, open_member, reading
 from .write import complete, refuse_folder
 
-CHECKPOINT_SECONDS: Any = os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60")
-
 
 class Checkpoint:
     def __init__(self, path: Any) -> None:
@@ -27,7 +25,7 @@ class Checkpoint:
             raise TypeError(f"checkpoint must be a path, got {shown(path)}")
         self.path = Path(path)
         self.last = time.monotonic()
-        self.every = seconds(CHECKPOINT_SECONDS)
+        self.every = seconds(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
         refuse_folder(self.path)
         folder = self.path.absolute().parent
         if not folder.is_dir():

@@ -168,7 +168,7 @@ def test_starts_files_and_copies(tmp_path):
 
 
 def test_resumed_from_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("mapuot.files.checkpoint.CHECKPOINT_SECONDS", "0")
+    monkeypatch.setenv("MAPUOT_CHECKPOINT_SECONDS", "0")
     case = raised(clouds(20, 18, 0.02, np.inf), 1e9)[0]
     whole = case.solve(tol=1e-6, checkpoint=tmp_path / "state.npz")
     start = load_checkpoint(tmp_path / "state.npz", 20, 18, 0.02)

@@ -176,7 +176,7 @@ def test_groups(tmp_path, name):
 
 @pytest.mark.parametrize("reg_m", [1.0, (1.0, np.inf)], ids=["kl", "turned"])
 def test_checkpoint(tmp_path, reg_m, monkeypatch):
-    monkeypatch.setattr(files.checkpoint, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setenv("MAPUOT_CHECKPOINT_SECONDS", "0")
     case, path = clouds(40, 21, reg_m=reg_m), tmp_path / "state.npz"
     case.solve(checkpoint=path, callback=lambda stats: stats.n_pass == 6)
     start = files.load_checkpoint(path, 40, 21, case.reg)

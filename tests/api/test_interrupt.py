@@ -22,14 +22,15 @@ from soak.trials import Child
 import mapuot
 from mapuot.ascend.loop import Run
 from mapuot.backends.cpu import native, operator
+from mapuot.backends.settings import CALLS
 
 CASE = clouds(48, 40)
 
 
 @pytest.fixture
-def small_calls(monkeypatch):
+def small_calls(using):
     """Make calls of the core end after a few rows."""
-    monkeypatch.setattr(native, "CALL_WORK", 1 << 12)
+    using(CALLS, work=1 << 12)
 
 
 def interrupt_after(count, function):
@@ -69,14 +70,14 @@ def test_products_of_a_plan(monkeypatch, small_calls, product):
     np.testing.assert_allclose(read(), right, rtol=1e-14)
 
 
-def test_calls_of_few_rows_change_nothing(monkeypatch):
+def test_calls_of_few_rows_change_nothing(using):
     """Ctrl-C ends K, plans and products made block by block, of every layout, of pairs, and with a reference."""
     forbidden = with_forbidden(clouds(30, 50))
     turned = CASE.replace(M=CASE.M.T.copy().T, reference=CASE.M + 0.1)
     for case in (CASE, forbidden, turned, forbidden.replace(M=csr_of(forbidden.M))):
         found = []
         for work in (1 << 28, 1):
-            monkeypatch.setattr(native, "CALL_WORK", work)
+            using(CALLS, work=work)
             result = case.replace(reg=0.004).solve(precision="float64", tol=1e-10)
             plan = result.plan.toarray() if issparse(result.plan) else result.plan
             found.append((result.log_u, plan, result.apply(np.ones(case.M.shape[1]))))

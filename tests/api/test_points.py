@@ -13,6 +13,7 @@ from problems import Case, verify
 
 import mapuot
 from mapuot.answer import curvature
+from mapuot.answer.settings import CURVATURE
 from mapuot.answer.slopes import slope_error
 from mapuot.ascend.settings import SAMPLES
 from mapuot.backends.cpu import backend as cpu
@@ -501,8 +502,8 @@ def solved(x, y, a, b, reg, reg_m, weights=None, tol=1e-12, **options):
 @pytest.mark.parametrize("reg", [0.5, 0.05, 0.01])
 @pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("first", [0, 1000], ids=["by a factor", "by products"])
-def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, first, monkeypatch):
-    monkeypatch.setattr(curvature, "FIRST_STEPS", first)
+def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, first, using):
+    using(CURVATURE, first_steps=first)
     x, y, a, b = cloud_pair(d=3 if weights else 2)
     a[2], b[3] = 0.0, 0.0  # which do not count
     a, b = a / a.sum(), b / b.sum()
@@ -532,8 +533,8 @@ def test_clusters_that_hardly_exchange_mass(m, n, reg_m):
     assert np.abs(image - np.r_[rows, cols]).max() <= 1e-9 * np.abs(np.r_[rows, cols]).max()
 
 
-def test_it_is_symmetric_and_a_loose_tol_is_nearly_right(monkeypatch):
-    monkeypatch.setattr(curvature, "MOST_FACTORED", 0)
+def test_it_is_symmetric_and_a_loose_tol_is_nearly_right(using):
+    using(CURVATURE, most_factored=0)
     x, y, a, b = cloud_pair(80, 60)
     result = solved(x, y, a, b, 0.01, 10.0, tol=1e-10)
     v, w = np.random.default_rng(2).normal(size=(2, *x.shape))

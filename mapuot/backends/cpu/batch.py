@@ -21,6 +21,7 @@ from ..factored import patience
 from ..limits import fill
 from ..records import STATS, STATUS, put
 from ..rules import START
+from ..settings import CALLS
 from ..workspace import STORAGE
 from . import native
 from .native import check, empty, matrix, padded, pointer, zeros
@@ -41,7 +42,7 @@ class HostBatch:
         m, n = task.shape
         p = len(task)
         self.task, self.p = task, p
-        self.count = max(1, min(CALL_PASSES, native.CALL_WORK // (p * m * n)))
+        self.count = max(1, min(CALL_PASSES, CALLS.work // (p * m * n)))
         self.pool = native.pool_for(options.threads, p * m * n)
         np_ = padded(n)
         dtype = options.precision

@@ -22,9 +22,9 @@ from ...problem.sparse import Sparse
 from ...processor import core_count, default_threads, isa
 from ...threads import each, kept_thread
 from ..records import put
+from ..settings import CALLS
 
 TILE = 8
-CALL_WORK = 1 << 28  # most multiply-adds of a thread in a call: 30 ms, scalar .2 s; Ctrl-C waits for the call
 EXP_WORK = 16  # multiply-adds that take as long as one exponential
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32}
@@ -51,7 +51,7 @@ def check(status: int) -> int:
 
 def interruptible(call: Callable[[Any], int], work: float) -> int:
     """Return ``check(call(stop))``; run a long call in another thread, so that Ctrl-C in this one can set ``stop``."""
-    if work < CALL_WORK or threading.get_ident() != threading.main_thread().ident:
+    if work < CALLS.work or threading.get_ident() != threading.main_thread().ident:
         return check(call(ffi.NULL))
     stop = ffi.new("int32_t *")
     found = list[int]()
@@ -71,9 +71,9 @@ def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
     """
     threads = lib.mapuot_pool_threads(pool)
     each = EXP_WORK + d
-    if cost.size * each <= CALL_WORK * threads and cost.held:
+    if cost.size * each <= CALLS.work * threads and cost.held:
         return None
-    rows = max(1, CALL_WORK // (each * cost.shape[1] * TILE)) * TILE * threads
+    rows = max(1, CALLS.work // (each * cost.shape[1] * TILE)) * TILE * threads
     most = rows * cost.shape[1] * int(cost.dtype.itemsize)
     if cost.held:
         return most

@@ -22,6 +22,7 @@ from ..coarse import Coarse, Labels
 from ..limits import fill, limits_of
 from ..records import STATS, put, stats_of
 from ..rules import START
+from ..settings import CALLS
 from ..workspace import STORAGE, Workspace
 from . import native
 from .native import check, empty, matrix, padded, pointer
@@ -337,7 +338,7 @@ class HostWorkspace(Workspace):
             return 0
         newton, room = self.leaps = self.leaps or (ffi.new("mapuot_newton *"), native.zeros(lib.mapuot_meet_room(m, n)))
         newton.rough = min(ROUGH, math.sqrt(stat.error))
-        newton.enough = max(1, native.CALL_WORK // self.problem.size)
+        newton.enough = max(1, CALLS.work // self.problem.size)
         if lib.mapuot_newton_solve(self.pool, state, newton, pointer(room)) == lib.MAPUOT_GIVES_UP:
             self.reach = -math.inf
             return int(newton.products)

@@ -1,0 +1,20 @@
+"""Numbers that decide in `answer/`, each with its unit and the reason or the measurement behind it."""
+
+from dataclasses import dataclass
+
+from ..settings import Settings
+
+
+@dataclass
+class CurvatureSettings(Settings):
+    """How the equations of second derivatives are solved (curvature.py)."""
+
+    most_factored: int = 4096  # points of the smaller side; the equations of so many take 4 s on two cores
+    # Steps of conjugate gradients before a factor: so many, and more for each point of the smaller side, which take as
+    # long as its equations.
+    first_steps: int = 30
+    steps_a_point: float = 0.05
+    most_pairs: int = 1 << 25  # of a plan that is formed for the factor: .25 GB
+
+
+CURVATURE = CurvatureSettings()
