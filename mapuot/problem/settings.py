@@ -9,7 +9,7 @@ from ..settings import Settings
 class PointSettings(Settings):
     """Where the costs and the vectors of points lie (points.py, problem.py)."""
 
-    # Pairs up to which "auto" forms the matrix, and from which it skips pairs: K and M take 2^30 bytes of the host.
+    # "auto" forms the matrix of fewer pairs (2^30 bytes with its K), and skips some of more.
     auto_entries: int = 1 << 26
     stays_from: int = 1 << 15  # vectors stay on a GPU: 96 ms, not 122, at 10^5 points, but 22, not 9, at 2000 (H100)
 
