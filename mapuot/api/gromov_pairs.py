@@ -69,7 +69,7 @@ class GromovPairs:
         self.plans: Any = [None] * p if keep_plans else None
         self._count = count
 
-    def take(self, k: int, end: LastStep) -> None:
+    def keep_pair(self, k: int, end: LastStep) -> None:
         """Keep the numbers of a pair, and its plan if plans are kept."""
         self.value[k] = sum(end.parts)
         self.change[k] = end.steps[-1].change
@@ -182,7 +182,7 @@ def gromov_pairwise(
         for some in problems.batches(chosen, options.get("backend") == "cuda"):
             tasks = [problems.task(i, j) for i, j in chosen[some]]
             for k, end in zip(some, best_of_starts(tasks, names, problems.rows, limits, options), strict=True):
-                found.take(k, end)
+                found.keep_pair(k, end)
             bar.update(len(some))
     report(found, limits)
     return found
