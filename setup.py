@@ -103,8 +103,9 @@ def front_page():
     with open("mapuot/__init__.py", encoding="utf-8") as file:
         version = re.search(r'__version__ = "(.*)"', file.read())[1]
     pictures = re.compile(r"(!\[[^]]*\]\()(?!https?:)")
-    links = re.compile(r"((?<!!)\[[^]]*\]\()(?!https?:|#)")
-    return links.sub(r"\1" + HOME.format(version=version), pictures.sub(r"\1" + PICTURES.format(version=version), text))
+    links = re.compile(r"(\]\()(?!https?:|#)")
+    text = pictures.sub(r"\1" + PICTURES.format(version=version), text)
+    return links.sub(r"\1" + HOME.format(version=version), text)
 
 
 def check_tools(compiler, core):

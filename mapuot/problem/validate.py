@@ -335,7 +335,7 @@ def bad_costs(cost: Cost, name: str, count: int, n_rows: int = 0) -> str:
 def mass_of_named(value: Any, cost: Cost, a: F64, b: F64, ranks: Ranks) -> float:
     """Return the mass of the reference measure with this name."""
     if value == "product":
-        return product_mass(float(ranks.sum(a.sum())), float(b.sum()), "a", "b")
+        return float(product_mass(float(ranks.sum(a.sum())), float(b.sum()), "a", "b"))
     if value == "uniform":
         return float(ranks.sum(cost.shape[0]) * cost.shape[1])
     raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
@@ -346,7 +346,7 @@ def as_reference(
 ) -> tuple[str | Cost, float]:
     """Return the reference measure ("product", "uniform" or a cost) and its mass."""
     if value is None or isinstance(value, str):
-        return value, mass_of_named(value, cost, a, b, ranks)
+        return str(value), mass_of_named(value, cost, a, b, ranks)
     places = cost.pairs if cost.operator == "pairs" else None
     value = cost_of(value)
     if places is not None and is_sparse(value):
