@@ -156,7 +156,9 @@ def stages(
             rough = max(tol, START_TOL)
             found = [x if x.reg == reg else x._replace(tol=rough, certifies=False) for x in found]
         finest = "float64" if wider else storage
-        found.append(Stage(reg, tol, finest, memory, most, NO_ANSWER, "here", patience=passes, factored=True))
+        demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
+        after = NO_ANSWER if demands else STALLED  # without demands a plan may be less than float64 holds
+        found.append(Stage(reg, tol, finest, memory, most, after, "here", patience=passes, factored=True))
     return tuple(found)
 
 

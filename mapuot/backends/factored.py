@@ -55,6 +55,7 @@ STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms, which small
 MOST_PATIENCE = 1000  # passes of the smallest, four times as many where a side is soft, of 10,000 in all
 SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
 MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30
+MOST_FACTORS = 600  # of a problem on one path: paths that ended well took 320 at most
 MOST_COARSE_STEPS = 30  # the same at larger regs of a first path
 
 
@@ -223,7 +224,7 @@ def follow_path(
                 rounding[active] = found.rounding
             elif not again:
                 follows[active] = found.missed <= np.maximum(wanted, found.rounding)
-        if level == 1.0 or not follows.any():
+        if level == 1.0 or not follows.any() or factors > MOST_FACTORS * len(places):
             return Descent(missed, rounding, factors)
         lower = max(1.0, level / 2)
         work.scale(places[active], level / lower)
