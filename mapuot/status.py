@@ -3,6 +3,9 @@
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from .arrays import host
 from .errors import MUTED, ConvergenceWarning, warn
 
 # The first six have the numbers of mapuot_status (src_c/common/record.h); files of answers hold the index of a status.
@@ -10,6 +13,7 @@ STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflo
 GOES_ON = ("running", "absorb")  # statuses of a pass that is followed by another
 FAILED = ("not finite", "underflow")  # statuses of solves without an answer
 UNREACHED = ("stalled", "max_passes", *FAILED)  # statuses of unmet marginals: perhaps no plan meets them
+FAR_LOGS = 4.0  # ranges of M / reg: larger log scalings come of the masses, and not of M
 VALUE_KNOWN = 1e-4  # below this relative gap a warning mentions tol_gap
 
 
@@ -44,10 +48,11 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
     stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
     longer = f"raise {words.passes}, reg or {words.tol}"
-    if (lost := lost_digits(result)) > tol / 4 and not finer:
-        why = f"reg is so small beside M that rounding of M / reg alone leaves some {lost:.0e} of the plan unknown"
-        stalled = f"{why}: raise reg, bring the costs nearer 0, lower reg_m, or ask for a larger {words.tol}"
-    if missed > 1e-6:
+    lost = lost_digits(result)
+    is_lost = lost > tol / 4 and not finer
+    if is_lost:
+        stalled = f"{beyond_float64(result, lost)}, or ask for a larger {words.tol}"
+    if missed > 1e-6 and not (is_lost and lost > missed):
         stalled = f"row or column sums differ from a or b by {missed:.1e} of the mass"
         stalled += "; perhaps the allowed pairs cannot carry these masses" * bool(forbidden)
         longer += f"; {stalled}" * forbidden
@@ -65,12 +70,27 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
 
 
+def beyond_float64(result: Any, lost: float) -> str:
+    """Say what makes exponents so large that their rounding leaves a part ``lost`` of the plan unknown; name cures."""
+    if lost < 1:
+        part = f"some {lost:.0e} of the plan"
+    else:
+        part = "the whole plan"
+    size = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in map(host, result.own_logs))
+    if size > FAR_LOGS * result.problem.spread:
+        why = f"log scalings reach {size:.0e}, since the masses of both sides differ where reg_m / reg is large"
+        return f"{why}, and their rounding leaves {part} unknown: bring the masses nearer each other, lower reg_m"
+    why = f"reg is so small beside M that rounding of M / reg alone leaves {part} unknown"
+    return f"{why}: raise reg, bring the costs nearer 0, lower reg_m"
+
+
 def lost_digits(result: Any) -> float:
     """Estimate the smallest plan error that the rounding of exponents allows; 0 if it is not known."""
     problem = result.problem
     if not hasattr(problem, "exponent_error") or problem.ranks.size > 1 or result.status in FAILED:
         return 0.0
-    stiff = max(side.largest_soft_rho for side in problem.sides) / problem.reg
+    units = (float(side.weight.max()) ** (side.kind.degree - 1) for side in problem.sides)
+    stiff = max(side.largest_soft_rho * unit for side, unit in zip(problem.sides, units, strict=True)) / problem.reg
     idle = problem.idle_points(*problem.exponents(*result.own_logs))
     return float(problem.exponent_error(*result.own_logs, idle) * (1 + math.sqrt(stiff)))
 

@@ -283,3 +283,11 @@ def test_cure_fits_the_cause():
         mapuot.solve(far, reg=0.1, reg_m=np.inf, tol=1e-3)
     with pytest.warns(mapuot.ConvergenceWarning, match=f"1 of 2 problems {words}"):
         mapuot.solve_batch(np.stack([CASE.M, far]), reg=0.1, reg_m=np.inf, tol=1e-3)
+
+def test_log_scalings_beyond_float64_are_named():
+    """Rows with another mass than the columns ask for, at a huge reg_m / reg: reg and M are not to blame."""
+    rng = np.random.default_rng(0)
+    M, a, b = rng.random((6, 5)), np.full(6, 1 / 6), np.full(5, 2e19)
+    words = r"log scalings reach .e\+16.*masses nearer each other, lower reg_m"
+    with pytest.warns(mapuot.ConvergenceWarning, match=words):
+        mapuot.solve(M, a, b, reg=0.1, reg_m=(np.inf, 1e14))
