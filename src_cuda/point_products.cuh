@@ -6,13 +6,14 @@
 // hold the pieces of the 32 points of a warp that get sums; 64 points summed over come into shared memory at a time,
 // while the previous ones are in use. The rows' and the columns' sums multiply the same pieces in the same order, so
 // that both have the same bits of K_ij.
-// Options: CHUNKS (PIECE coordinates each; 0: points.cuh or point_tiles.cuh makes these sums), HELD_CHUNKS (at once).
+// Option: STEPS (of 16 coordinates; 0: points.cuh or point_tiles.cuh makes these sums).
 #define PIECE 32          // coordinates of a chunk
 #define UNITS 8           // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
 #define WARP_TO 32        // points of a warp that get sums
 #define TO_TILE (8 * WARP_TO)
-#define AT_ONCE (CHUNKS <= HELD_CHUNKS) // are all coordinates in registers?
-#define FROM_TILE (AT_ONCE ? 64 : 32)
+#define CHUNKS ((STEPS + 1) / 2)
+#define AT_ONCE (CHUNKS <= 4) // are all coordinates in registers?
+#define FROM_TILE (CHUNKS <= 2 ? 64 : 32)
 #define OCTETS (FROM_TILE / 8)  // of 8 points, which one instruction multiplies with 16 others
 #define TILES_STRETCH 4         // tiles of products that a lane sums in float32
 
@@ -54,9 +55,11 @@ struct Pieces {
                         __ldg((const uint32_t *)(first + unit_of(row + q % 2 * 8, piece * 4 + step * 2 + q / 2)) + part);
     }
 
-    // sum += the products with a chunk of 8 points, first pieces y and second pieces z
-    template <bool TURNED> FN void add(float (&sum)[4], const uint32_t (&y)[4], const uint32_t (&z)[4]) const {
+    // sum += the products of some steps with a chunk of 8 points, first pieces y and second pieces z
+    template <bool TURNED>
+    FN void add(float (&sum)[4], const uint32_t (&y)[4], const uint32_t (&z)[4], int steps) const {
         UNROLLED (int step = 0; step < 2; step++) {
+            if (step == steps) break;
             multiply(sum, x[0][step], y[2 * step], y[2 * step + 1]);
             UNROLLED (int k = 0; k < 2; k++)
                 if ((k == 1) == TURNED) multiply(sum, x[0][step], z[2 * step], z[2 * step + 1]);
@@ -138,9 +141,15 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
                 }
                 UNROLLED (int c = 0; c < (AT_ONCE ? CHUNKS : 1); c++) {
                     uint32_t y[4], z[4];
-                    take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 8));
-                    take_four(z, here[c] + unit_of(8 * g + lane % 8, 4 + lane / 8));
-                    UNROLLED (int m = 0; m < 2; m++) mine[c][m].template add<TURNED>(s[m], y, z);
+                    const int steps = AT_ONCE && STEPS == 2 * c + 1 ? 1 : 2;
+                    if (steps == 1) { // one step of first and one of second pieces
+                        take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 16 * 4 + lane / 8 % 2));
+                        z[0] = y[2], z[1] = y[3];
+                    } else {
+                        take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 8));
+                        take_four(z, here[c] + unit_of(8 * g + lane % 8, 4 + lane / 8));
+                    }
+                    UNROLLED (int m = 0; m < 2; m++) mine[c][m].template add<TURNED>(s[m], y, z, steps);
                 }
                 if (AT_ONCE) add_entries(s, *(const float2 *)(known.weight + 8 * g + 2 * part), acc);
             }

@@ -10,7 +10,7 @@
 // RT of the points that get sums, the same ones in every group, and each group takes other FROM of the points summed
 // over, by loads of 16 bytes.  Float32 sums run over STRETCH points, beyond them in float64.  out has gridDim.y slabs,
 // one a part of the points summed over.
-// TOPS 1 (float64 and not QUICK, or CHUNKS): instead of the sums, max_j of to_i + from_j - c_ij / reg, -INF if there is none.
+// TOPS 1 (float64 and not QUICK, or STEPS): instead of the sums, max_j of to_i + from_j - c_ij / reg, -INF if there is none.
 // HALVED 1: one potential, with rows and columns the same points with the same w. A block sums from its own points
 // on; behind them an entry counts for both of its points, and fold_halves adds the sums from the blocks before:
 // rows of out behind its slabs, one a block.
@@ -18,7 +18,7 @@
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (needs DIM > 0, and TOPS, KEPT and MASKED 0),
 // KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the
 // logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
-// point_tiles.cuh), CHUNKS (not 0: of point_products.cuh), WIDE_CHUNKS (not 0: of
+// point_tiles.cuh), STEPS (not 0: of point_products.cuh), WIDE_CHUNKS (not 0: of
 // point_wide_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the
 // points that get sums).
 #include "common/mask.h"
@@ -31,8 +31,7 @@
 #pragma option TOPS 0
 #pragma option HALVED 0
 #pragma option DEPTH 0
-#pragma option CHUNKS 0
-#pragma option HELD_CHUNKS 2
+#pragma option STEPS 0
 #pragma option WIDE_CHUNKS 0
 #pragma option SPLIT 1
 
@@ -137,7 +136,7 @@ FN coord exponent_of(coord known, coord sum, coord factor) {
 #if DEPTH
 #include "point_tiles.cuh"
 #endif
-#if CHUNKS
+#if STEPS
 #include "point_products.cuh"
 #endif
 #if WIDE_CHUNKS
@@ -162,7 +161,7 @@ FN void put_across(const double (*across)[HELD * FROM], double *to, int64_t j, i
     if (j >= least && j < end) to[j] = total;
 }
 #endif
-#if !DEPTH && !CHUNKS && !WIDE_CHUNKS
+#if !DEPTH && !STEPS && !WIDE_CHUNKS
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,

@@ -115,12 +115,13 @@ CASES = {
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
     "quick powers": ("portable.cu", points(0, 0, 3, QUICK=1), {"point_sums": (128, 0)}),
     "products of float16 pieces": (
-        "portable.cu", points(1, 1, 0, CHUNKS=2), {"product_sums": (128, 64), "point_columns": (128, 0)},
+        "portable.cu", points(1, 1, 0, STEPS=4), {"product_sums": (128, 64), "point_columns": (128, 0)},
     ),
-    "largest exponents of products": ("portable.cu", points(1, 1, 0, CHUNKS=1, TOPS=1), {"product_sums": (128, 0)}),
+    "largest exponents of products": ("portable.cu", points(1, 1, 0, STEPS=1, TOPS=1), {"product_sums": (128, 0)}),
     "float64 products": ("portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=2), {"wide_product_sums": (128, 0)}),
     "more float64 products": ("portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=4), {"wide_product_sums": (128, 0)}),
-    "products of more pieces": ("portable.cu", points(1, 1, 0, CHUNKS=4), {"product_sums": (128, 32)}),
+    "products of many pieces": ("portable.cu", points(1, 1, 0, STEPS=8), {"product_sums": (255, 0)}),
+    "products of more pieces": ("portable.cu", points(1, 1, 0, STEPS=9), {"product_sums": (128, 64)}),
     "half of the pairs": (
         "portable.cu", points(0, -1, 3, QUICK=1, HALVED=1), {"point_sums": (128, 0), "fold_halves": (64, 0)},
     ),

@@ -310,7 +310,9 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
     np.testing.assert_allclose(launch.out[:n].get(), right, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
 
 
-@pytest.mark.parametrize(("kind", "d"), [("narrow", 3), ("narrow", 21), ("narrow", 70), ("quick", 3), ("quick", 21)])
+@pytest.mark.parametrize(
+    ("kind", "d"), [("narrow", 3), ("narrow", 21), ("narrow", 70), ("narrow", 130), ("quick", 3), ("quick", 21)]
+)
 def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     """Return K_ij alone, as the sum of a row and of a column with zero weights elsewhere."""
     if kind == "quick":
@@ -340,7 +342,7 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     ("metric", "d"), [("sqeuclidean", 7), ("sqeuclidean", 40), ("inner", 33), ("sqeuclidean", 100)]
 )
 def test_products_on_tensor_cores_are_those_of_float64(metric, d):
-    """Sums over rows and columns by one, two and four chunks of coordinates, the last not all in registers."""
+    """Sums over rows and columns by one, three, five and nine steps of 16 coordinates, nine not all in registers."""
     x, y, a, b = clouds(45, 330, d)
     a[3], b[40:90] = 0.0, 0.0
     cloud = mapuot.PointCloud(x, y, metric, scale=1 / d, truncate=None, form=None)

@@ -37,9 +37,8 @@ DIM = 4  # most dimensions for which a thread keeps coordinates in registers
 TO_TILE = 128
 FROM_TILE = {"float32": 128, "float64": 64}
 DEPTH = {"float32": 16, "float64": 8}
-# point_products.cuh: coordinates of a chunk; chunks in registers; points that get sums, points summed over at a time
-PIECE, HELD_CHUNKS, PRODUCT_TO = 32, 2, 256
-PRODUCT_FROM = 64
+# point_products.cuh: coordinates of a chunk and of a step; points that get sums, points summed over at a time
+PIECE, STEP, PRODUCT_TO, PRODUCT_FROM = 32, 16, 256, 64
 PRODUCTS = 80  # least compute capability of its instructions
 # point_wide_products.cuh: coordinates of a chunk, most chunks, and the least compute capability
 WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 4, 90
@@ -76,7 +75,7 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
         options["DIM"] = 0
     options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
     options["POINT_BLOCKS"] = point_blocks(options)
-    if "CHUNKS" in options:
+    if "STEPS" in options:
         name = "product_sums"
     elif "WIDE_CHUNKS" in options:
         name = "wide_product_sums"
@@ -106,6 +105,7 @@ class PackedSide:
     def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float, depth: int = 0) -> None:
         """``points``: (d, count or more); columns beyond ``count`` are ignored. ``depth``: 0: a usual one."""
         d = len(points)
+        self.dim = d
         unit = TO_TILE if tiled else PAD
         if tiled:
             self.depth = depth or depth_of(d, np.dtype(dtype).name)
@@ -136,6 +136,7 @@ class SplitSide(PackedSide):
     def __init__(self, points: Any, count: int, factor: float, largest: Any) -> None:
         """``points``: (d, count or more) float64; ``largest``: gets the largest size of a coordinate."""
         d = len(points)
+        self.dim = d
         chunks = -(-d // PIECE)
         self.depth = 0
         self.count = count
@@ -196,7 +197,7 @@ class PointIterate(Iterate):
             warp = most
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
         if self.products and narrow and form == FORMS["products"]:
-            more["CHUNKS"] = -(-d // PIECE)
+            more["STEPS"] = -(-d // STEP)
         elif self.takes_wide_products(d) and form == EXPANDED:
             more["WIDE_CHUNKS"] = -(-d // WIDE_PIECE)
         elif self.tiled:
@@ -220,7 +221,7 @@ class PointIterate(Iterate):
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
         split = isinstance(rows, SplitSide)
-        d = len(rows.to) * (PIECE if split else 1)
+        d = rows.dim
         _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
         self.block = 256 * each // options["SPLIT"]

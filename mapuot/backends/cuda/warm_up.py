@@ -35,7 +35,7 @@ from .kernels import (
     together,
 )
 from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
-from .points import DIM, EXPANDED, PIECE, WIDE_PIECE, WIDE_PRODUCTS, depth_of, ends_of, sizes_of, sums_job
+from .points import DIM, EXPANDED, STEP, WIDE_PIECE, WIDE_PRODUCTS, depth_of, ends_of, sizes_of, sums_job
 from .sparse import CLUSTER, OWN, pair_options
 from .stream import PLAIN, stream_job
 
@@ -56,7 +56,7 @@ def point_jobs(d: int, memory: int, wide: bool) -> list[Job]:
         for dtype, form, more in [*kinds, *([("float64", number, {"TOPS": 1})] if few and "HALVED" not in lie else [])]:
             narrow, part = dtype == "float32", lie if few else {"DEPTH": depth_of(d, dtype)}
             if narrow and not few:
-                part = {"CHUNKS": -(-d // PIECE)}
+                part = {"STEPS": -(-d // STEP)}
             elif wide and form == EXPANDED and not few:
                 part = {"WIDE_CHUNKS": -(-d // WIDE_PIECE)}
             if unit := lie.get("KEPT"):
