@@ -157,8 +157,10 @@ def stages(
             found = [x if x.reg == reg else x._replace(tol=rough, certifies=False) for x in found]
         finest = "float64" if wider else storage
         demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
-        after = NO_ANSWER if demands else STALLED  # without demands a plan may be less than float64 holds
-        found.append(Stage(reg, tol, finest, memory, most, after, "here", patience=passes, factored=True))
+        last = Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True)
+        if demands:  # else a plan may have less mass than float64 holds
+            last = last._replace(after=NO_ANSWER)
+        found.append(last)
     return tuple(found)
 
 

@@ -284,6 +284,7 @@ def test_cure_fits_the_cause():
     with pytest.warns(mapuot.ConvergenceWarning, match=f"1 of 2 problems {words}"):
         mapuot.solve_batch(np.stack([CASE.M, far]), reg=0.1, reg_m=np.inf, tol=1e-3)
 
+
 def test_log_scalings_beyond_float64_are_named():
     """Rows with another mass than the columns ask for, at a huge reg_m / reg: reg and M are not to blame."""
     rng = np.random.default_rng(0)
