@@ -19,7 +19,7 @@ from .api.batch import plan_sum, solve_batch
 from .arrays import host, namespace
 from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
-from .problem.validate import as_array, as_float, as_pair, as_positive
+from .problem.validate import as_array, as_count, as_float, as_pair, as_positive
 from .route.options import options_of_value
 from .synonyms import hinted
 
@@ -29,7 +29,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
-__all__ = ["sample_loss", "sinkhorn_loss", "solve_batch"]
+__all__ = ["match", "sample_loss", "sinkhorn_loss", "solve_batch"]
 
 
 OPTIONS = {"scale_cost", "tol", "tol_gap", "max_passes", "precision", "threads"}
@@ -136,6 +136,87 @@ def sample_loss(
     a, b = (equal(len(z), z) if w is None else jnp.asarray(w, dtype=z.dtype)
             for w, z in ((a, x), (b, y)))  # fmt: skip
     return _sample_loss(x, y, a, b, settings)
+
+
+@hinted
+def match(
+    x: jax.Array, y: jax.Array, key: Any, a: jax.Array | None = None, b: jax.Array | None = None, *, reg: float,
+    reg_m: MarginalPenalty = np.inf, size: int | None = None, metric: str = "sqeuclidean", scale: float = 1.0,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Draw pairs (i, j) of points from the plan between two clouds; also within ``jax.jit``.
+
+    A training step takes ``x[i]`` and ``y[j]``. No gradient goes through the plan.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points.
+    key : key of jax.random
+        Source of the random numbers.
+    a, b, reg, reg_m, metric, scale, **options
+        As in `sample_loss`; reg_m is balanced by default.
+    size : int, optional
+        Number of pairs, by default m.
+
+    Returns
+    -------
+    i, j : (size,) int32 arrays
+        Rows and columns, each pair with probability P_ij / mass, independently. ``jax.vmap`` of any depth solves one
+        batch, and several keys for one pair of clouds take one solve.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `sample_loss`. Under ``jax.jit`` JAX raises errors of the solve as its own error of the callback.
+
+    See Also
+    --------
+    sample_loss, mapuot.flow.OTPlanSampler
+
+    Notes
+    -----
+    Arrays on a GPU are solved there, through CuPy, outside of ``jax.jit``; within it a callback solves on the CPU.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, mapuot.jax
+    >>> x = jnp.arange(6.0)[:, None]
+    >>> step = jax.jit(lambda x, y, key: mapuot.jax.match(x, y, key, reg=0.01))
+    >>> i, j = step(x, x[::-1] + 0.1, jax.random.key(0))
+    >>> bool((i + j == 5).all())
+    True
+    """
+    reg, reg_m, known = as_settings(reg, reg_m, options)
+    x, y, a, b = (untabled(z, name) for z, name in ((x, "x"), (y, "y"), (a, "a"), (b, "b")))
+    x, y = (jax.lax.stop_gradient(as_jax(z)) for z in (x, y))
+    a, b = (equal(len(z), z) if w is None else jax.lax.stop_gradient(as_jax(w)) for w, z in ((a, x), (b, y)))
+    size = len(x) if size is None else as_count(size, "size")
+    places = jax.random.uniform(key, (2, size), x.dtype)
+
+    def drawn(x: Any, y: Any, a: Any, b: Any, places: Any) -> Any:
+        with renamed(OF_BATCH):
+            result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(known))
+        return result.pairs_at(places)
+
+    def all_drawn(*arrays: Any) -> tuple[Any, ...]:
+        lead, (x, y, a, b) = together(arrays[:4], (2, 2, 1, 1))
+        places = np.asarray(arrays[4], np.float64)
+        whole = np.broadcast_shapes(lead, places.shape[:-2])
+        places = np.broadcast_to(places, (*whole, 2, size))
+        if len(x) > 1 and whole != lead:  # keys of an axis that the clouds lack
+            _, (x, y, a, b, places) = together(arrays, (2, 2, 1, 1, 2))
+        at = np.moveaxis(places.reshape(len(x), -1, 2, size), 2, 0).reshape(2, len(x), -1)
+        y, a, b = (z[0] if len(z) == 1 else z for z in (y, a, b))
+        pairs = drawn(x, y, a, b, at)
+        return tuple(z.astype(np.int32).reshape(*whole, size) for z in pairs)
+
+    def drawn_once(x: Any, y: Any, a: Any, b: Any, places: Any) -> tuple[Any, ...]:
+        pairs = drawn(x[None], y, host(a), host(b), np.asarray(host(places), np.float64)[:, None])
+        return tuple(z[0].astype(np.int32) for z in pairs)
+
+    kinds = kinds_of(np.int32, (size,), (size,))
+    return tuple(found(drawn_once, all_drawn, kinds, (x, y, a, b, places), known))
 
 
 def equal(size: int, like: Any) -> Any:

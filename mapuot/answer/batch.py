@@ -22,7 +22,7 @@ from ..ranks import ALONE
 from ..status import FAILED
 from . import slopes, standard_error
 from .batch_plan import BatchPlan, counts_of
-from .draw import DRAWS, as_generator, draw_rows
+from .draw import DRAWS, as_generator, draw_rows, rows_at
 from .result import Answer, Result, numbers, primal_value
 from .slopes import Gradient
 from .unregularised import bounds_of_batch
@@ -347,13 +347,28 @@ class BatchResult(Answer, Sequence[Result]):
         """
         size = as_count(size, "size")
         as_choice(method, "method", DRAWS)
-        if not ((self.mass > 0) & (self.mass < np.inf)).all():
-            i = int(np.argmin((self.mass > 0) & (self.mass < np.inf)))
-            raise ValueError(f"size must be of plans with mass, got mass {self.mass[i]} of problem {i}")
+        self._check_mass()
         rng = as_generator(seed)
-        marginals = host(self.row_marginal)
-        rows = np.stack([draw_rows(r, size, rng, method) for r in marginals])
-        columns = BatchPlan(self).columns_of(rows, rng.random(rows.shape))
+        rows = np.stack([draw_rows(r, size, rng, method) for r in host(self.row_marginal)])
+        return self._drawn(rows, rng.random(rows.shape))
+
+    def pairs_at(self, shares: F64) -> tuple[Any, Any]:
+        """Return the pairs at these places in [0, 1), (2, p, size): along the rows' masses, and along each row's.
+
+        Independent uniform numbers draw independent pairs.
+        """
+        self._check_mass()
+        rows = np.stack([rows_at(r, at) for r, at in zip(host(self.row_marginal), shares[0], strict=True)])
+        return self._drawn(rows, shares[1])
+
+    def _check_mass(self) -> None:
+        has_mass = (self.mass > 0) & (self.mass < np.inf)
+        if not has_mass.all():
+            i = int(np.argmin(has_mass))
+            raise ValueError(f"size must be of plans with mass, got mass {self.mass[i]} of problem {i}")
+
+    def _drawn(self, rows: Any, shares: F64) -> tuple[Any, Any]:
+        columns = BatchPlan(self).columns_of(rows, shares)
         there = namespace(self.own_logs[0])
         if there is np:
             return rows, host(columns)

@@ -34,8 +34,12 @@ def draw_rows(r: F64, size: int, rng: np.random.Generator, method: str) -> Any:
     if method == "rows":
         used = np.flatnonzero(r > 0)
         return used[((np.arange(size) + rng.random()) * (len(used) / size)).astype(np.int64) % len(used)]
+    return rows_at(r, row_shares(size, rng, method))
+
+
+def rows_at(r: F64, shares: F64) -> Any:
+    """Return the rows at these places in [0, 1) along the cumulative mass r."""
     ends = np.cumsum(r)
-    shares = row_shares(size, rng, method)
     return np.searchsorted(ends, np.minimum(shares * ends[-1], np.nextafter(ends[-1], 0.0)), side="right")
 
 

@@ -14,7 +14,7 @@ jax.config.update("jax_enable_x64", True)
 
 from jax.test_util import check_grads  # noqa: E402
 
-from mapuot.jax import sample_loss, sinkhorn_loss  # noqa: E402
+from mapuot.jax import match, sample_loss, sinkhorn_loss  # noqa: E402
 
 OPTIONS = {"tol": 1e-11}
 
@@ -225,3 +225,75 @@ def test_a_traced_penalty_is_told_to_be_static():
             jax.jit(lambda x: sinkhorn_loss(M, **given | {name: x}))(0.5)  # noqa: B023 - called here
     static = jax.jit(lambda M, reg_m: sinkhorn_loss(M, reg=0.1, reg_m=reg_m), static_argnums=1)
     assert_allclose(static(M, 0.5), sinkhorn_loss(M, **given), rtol=1e-12)
+
+
+# ---- pairs within a jitted step
+
+
+def clouds_of(count, n=20, seed=0):
+    keys = jax.random.split(jax.random.key(seed), 2)
+    return jax.random.normal(keys[0], (count, n, 2)), jax.random.normal(keys[1], (count, n + 5, 2)) + 1
+
+
+def pairs(x, y, key):
+    return match(x, y, key, reg=0.2)
+
+
+def test_pairs_come_in_proportion_to_the_plan():
+    x, y = (z[0] for z in clouds_of(1, n=4))
+    a = jnp.array([1.0, 2.0, 0.0, 1.0])
+    i, j = jax.jit(lambda key: match(x, y, key, a, reg=0.5, reg_m=1.0, size=20_000))(jax.random.key(1))
+    assert i.dtype == j.dtype == jnp.int32
+    plan = mapuot.solve(mapuot.PointCloud(np.asarray(x), np.asarray(y)), np.asarray(a), reg=0.5, reg_m=1.0).plan
+    found = np.zeros(plan.shape)
+    np.add.at(found, (np.asarray(i), np.asarray(j)), 1 / 20_000)
+    assert np.abs(found - plan / plan.sum()).max() < 5 * np.sqrt(0.25 / 20_000)
+    assert not found[2].any()
+
+
+def test_pairs_of_a_key_are_the_same_under_jit_and_vmap(monkeypatch):
+    """Clouds and keys of vmap are one batch, in any nesting; keys alone take one solve."""
+    x, y = clouds_of(3)
+    keys = jax.random.split(jax.random.key(3), 4)
+    want = [[pairs(x[p], y[p], k) for k in keys] for p in range(3)]
+    calls, solve = [], mapuot.jax.solve_batch
+
+    def counted(*args, **options):
+        found = solve(*args, **options)
+        calls.append(len(found))
+        return found
+
+    monkeypatch.setattr(mapuot.jax, "solve_batch", counted)
+    by_keys = jax.vmap(pairs, (None, None, 0))
+    cases = {
+        "jit": (jax.jit(pairs)(x[1], y[1], keys[2]), lambda p, k: (p, k) == (1, 2), 1),
+        "clouds": (jax.jit(jax.vmap(pairs))(x, y, keys[:3]), lambda p, k: p == k, 3),
+        "keys": (by_keys(x[2], y[2], keys), lambda p, k: p == 2, 1),
+        "keys of clouds": (jax.vmap(by_keys, (0, 0, None))(x, y, keys), lambda p, k: True, 12),
+        "clouds of keys": (jax.vmap(jax.vmap(pairs, (0, 0, None)), (None, None, 0))(x, y, keys), lambda p, k: True, 12),
+    }
+    assert [case[2] for case in cases.values()] == calls
+    for name, (found, chosen, _) in cases.items():
+        wanted = np.array([want[p][k] for p in range(3) for k in range(4) if chosen(p, k)])
+        got = np.stack([np.asarray(z) for z in found], -2)
+        if name == "clouds of keys":
+            got = got.swapaxes(0, 1)
+        np.testing.assert_array_equal(got.reshape(wanted.shape), wanted, name)
+
+
+def test_a_step_has_no_gradient_through_the_pairs():
+    x, y = (z[0] for z in clouds_of(1))
+
+    def loss(x):
+        i, j = match(x, y, jax.random.key(0), reg=0.2)
+        return ((x[i] - y[j]) ** 2).sum()
+
+    i, j = match(x, y, jax.random.key(0), reg=0.2)
+    want = np.zeros(x.shape)
+    np.add.at(want, np.asarray(i), 2 * np.asarray(x[i] - y[j]))
+    for found in (jax.grad(loss)(x), jax.jit(jax.grad(loss))(x)):
+        assert_allclose(found, want)
+    with pytest.raises(ValueError, match="size must be an integer"):
+        match(x, y, jax.random.key(0), reg=0.2, size=0)
+    with pytest.raises(TypeError, match="options may be"):
+        match(x, y, jax.random.key(0), reg=0.2, penalty="tv")
