@@ -567,17 +567,18 @@ def continued(result: Any, rows: bool) -> Any:
     rho, hard = columns_of(p, rows, xp)
     reg = p.reg if p.each is None else xp.asarray(p.each.reg)[:, None]
     fi = xp.where(hard, 1.0, 1 / (1 + reg / rho))
+    constant = xp.asarray(np.reshape(p.constants[not rows], (-1, 1)))
     with np.errstate(divide="ignore"):
         log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
     if p.cost.operator == "pairs":
         costs = p.cost if rows else p.cost.transpose()
         regs = np.broadcast_to(p.regs, (len(p),))
         log_s = np.stack([log_sums(costs.of(i), x, float(regs[i])) for i, x in enumerate(log_w)])
-        return np.where(weight > 0, f, p.constants[not rows] - reg * fi * log_s)
+        return np.where(weight > 0, f, constant - reg * fi * log_s)
     cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64)
     cost = cost / -(p.reg if p.each is None else reg[:, :, None])
     if p.masked is not None:
         with np.errstate(divide="ignore"):
             cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))
     log_s = multiply(cost, log_w.T).T if cost.ndim == 2 else multiply(cost, log_w[:, :, None])[:, :, 0]
-    return xp.where(weight > 0, f, p.constants[not rows] - reg * fi * log_s)
+    return xp.where(weight > 0, f, constant - reg * fi * log_s)

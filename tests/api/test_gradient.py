@@ -90,7 +90,7 @@ def test_of_other_costs():
     assert_allclose(np.ravel(grid.a), matrix.a, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["one cost", "own costs", "own regs", "masked", "sparse"])
+@pytest.mark.parametrize("kind", ["one cost", "own costs", "own regs", "own constants", "masked", "sparse"])
 def test_of_a_batch(kind):
     rng = np.random.default_rng(1)
     M, A, B = rng.random((3, 5, 6)), rng.random((3, 5)), rng.random((3, 6))
@@ -99,6 +99,11 @@ def test_of_a_batch(kind):
     costs = [*M]
     if kind == "own regs":
         options |= {"reg": np.array([0.1, 0.2, 0.4])}
+    if kind == "own constants":
+        M = M + np.array([0.0, 1e6, 3e5])[:, None, None]
+        costs = [*M]
+        options |= {"reg_m": (1.0, np.inf)}
+        A, B = (z / z.sum(1, keepdims=True) for z in (A, B))
     if kind == "masked":
         options |= {"mask": mapuot.SeededMask(0.7, 1)}
     if kind in ("one cost", "masked"):
