@@ -141,7 +141,7 @@ def sample_loss(
 @hinted
 def match(
     x: jax.Array, y: jax.Array, key: Any, a: jax.Array | None = None, b: jax.Array | None = None, *, reg: float,
-    reg_m: MarginalPenalty = np.inf, size: int | None = None, metric: str = "sqeuclidean", scale: float = 1.0,
+    reg_m: MarginalPenalty = np.inf, size: int | None = None, metric: MetricName = "sqeuclidean", scale: float = 1.0,
     **options: Any,
 ) -> Any:  # fmt: skip
     """Draw pairs (i, j) of points from the plan between two clouds; also within ``jax.jit``.
