@@ -58,9 +58,9 @@ def main() -> None:
         for axis, q in zip(line, found.q, strict=True):
             axis.imshow(q.reshape(args.size, args.size), cmap="gray_r")
             axis.set(xticks=[], yticks=[])
-        line[0].set_ylabel(name)
+        line[0].set_ylabel(name.replace(", ", ",\n"), fontsize=13)
     for axis, share in zip(axes[0], t[:, 0], strict=True):
-        axis.set_title(f"t = {share:.2f}")
+        axis.set_title(f"t = {share:.2f}", fontsize=14)
     fig.tight_layout()
     fig.savefig(args.out / "barycenters.png", dpi=80)
 

@@ -198,7 +198,7 @@ class Transfer:
         fig, axes = plt.subplots(2, 3, figsize=(13, 6.6))
         for axis, (title, image) in zip(axes.flat, shown, strict=True):
             axis.imshow(np.clip(image, 0, 1))
-            axis.set_title(title)
+            axis.set_title(title, fontsize=17)
             axis.axis("off")
         fig.tight_layout()
         fig.savefig(path, dpi=80)

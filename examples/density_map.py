@@ -55,20 +55,21 @@ def halfway(grid: Any, result: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 def draw(path: Path, grid: Any, result: Any, a: Any, b: Any) -> None:
     middle, length = halfway(grid, result, a, b)
-    reached = np.minimum(result.row_marginal.reshape(a.shape) / a, 2.0)  # above 1 where mass is made
+    share = result.row_marginal.reshape(a.shape) / a  # above 1 where mass is created
     figure, axes = plt.subplots(2, 3, figsize=(10.8, 7.2), layout="constrained")
     axes = axes.ravel()
     axes[5].axis("off")
     for axis, image, title, colours in (
         (axes[0], a, "from here", "Blues_r"), (axes[1], middle, "halfway", "Blues_r"),
-        (axes[2], b, "to here", "Blues_r"), (axes[3], length, "way of each pixel", "viridis"),
-        (axes[4], reached, "what leaves, by what is there", "coolwarm"),
+        (axes[2], b, "to here", "Blues_r"), (axes[3], length, "length of each pixel's way", "viridis"),
+        (axes[4], share, "moved / given mass", "coolwarm"),
     ):  # fmt: skip
-        most = max(a.max(), b.max()) * 0.7 if colours == "Blues_r" else None
+        most = {"Blues_r": max(a.max(), b.max()) * 0.7, "coolwarm": 2.0}.get(colours)
         shown = axis.imshow(image, cmap=colours, vmin=0, vmax=most)
-        axis.set(title=title, xticks=[], yticks=[])
+        axis.set(xticks=[], yticks=[])
+        axis.set_title(title, fontsize=15)
         if axis in axes[3:]:
-            figure.colorbar(shown, ax=axis, shrink=0.8)
+            figure.colorbar(shown, ax=axis, shrink=0.8, extend="max" if colours == "coolwarm" else "neither")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 

@@ -67,8 +67,8 @@ def draw(axis: Any, frame: Any, y: Any) -> Any:
         xticks=[],
         yticks=[],
         aspect="equal",
-        title=f"S = {value:.4f}, mass {a.sum():.2f}",
     )
+    axis.set_title(f"divergence {value:.1e}, mass {a.sum():.2f}", fontsize=13)
     return dots
 
 
@@ -83,8 +83,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     x, y = clouds(args.points)
     frames = flow(x, y, args.steps, args.reg, args.reg_m)
-    fig, axes = plt.subplots(1, len(PICTURED), figsize=(4 * len(PICTURED), 3.2))
-    for axis, share in zip(axes, PICTURED, strict=True):
+    fig, axes = plt.subplots(2, 2, figsize=(8, 5.6))
+    for axis, share in zip(axes.flat, PICTURED, strict=True):
         draw(axis, frames[round(share * args.steps)], y)
     fig.tight_layout()
     fig.savefig(args.out / "gradient_flow.png", dpi=90)
