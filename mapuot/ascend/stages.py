@@ -145,23 +145,30 @@ def stages(
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
-        hurries = backend.few_passes > 0 and problem.balanced
-        hurries = hurries and not options.symmetric  # one potential needs few products
-        leaves = hurries and min(problem.shape) <= STAGES.most_without_products
-        passes = min(patience(problem.shape, problem.balanced), max(most // 4, STAGES.least_patience))
-        if leaves:
-            passes = backend.few_passes
-        found = [x._replace(patience=passes, products=backend.few_products, certifies=not leaves) for x in found]
-        if hurries:  # steps may begin where a larger reg has ended
-            rough = max(tol, START_TOL)
-            found = [x if x.reg == reg else x._replace(tol=rough, certifies=False) for x in found]
+        found = before_steps(found, problem, options, most, backend)
         finest = "float64" if wider else storage
         demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
-        last = Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True)
-        if demands:  # else a plan may have less mass than float64 holds
-            last = last._replace(after=NO_ANSWER)
-        found.append(last)
+        vanished: tuple[str, ...] = FAILED if demands else ()  # else a plan may have less mass than float64 holds
+        steps = Stage(reg, tol, finest, memory, most, (*STALLED, *vanished), "here", factored=True)
+        found.append(steps._replace(patience=found[-1].patience))
     return tuple(found)
+
+
+def before_steps(
+    found: list[Stage], problem: Problem, options: Options, most: int, backend: Backend
+) -> list[Stage]:  # fmt: skip
+    """Return the stages with few passes and products, since Newton's steps with a factor follow."""
+    hurries = backend.few_passes > 0 and problem.balanced
+    hurries = hurries and not options.symmetric  # one potential needs few products
+    leaves = hurries and min(problem.shape) <= STAGES.most_without_products
+    passes = min(patience(problem.shape, problem.balanced), max(most // 4, STAGES.least_patience))
+    if leaves:
+        passes = backend.few_passes
+    found = [x._replace(patience=passes, products=backend.few_products, certifies=not leaves) for x in found]
+    if hurries:  # steps may begin where a larger reg has ended
+        rough = max(options.tol, START_TOL)
+        found = [x if x.reg == problem.reg else x._replace(tol=rough, certifies=False) for x in found]
+    return found
 
 
 def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
