@@ -7,6 +7,7 @@ reg_m, `solve_sample` takes clouds of points, `multimarginal` many marginals. `b
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
 - ``mapuot.groups``: distances between groups of cells, AnnData in and tables out
+- ``mapuot.fugw``: an estimator that aligns two spaces, under the names of fugw
 - ``mapuot.wot``: populations over time, under the names of wot and moscot
 - ``mapuot.moscot``: a backend of moscot: its problems then take ``solve(backend="mapuot")``
 - ``mapuot.flow``: training pairs for flows, under torchcfm's names
@@ -50,7 +51,7 @@ __version__ = "1.0.0"
 __all__ = [
     "BarycenterResult", "BatchResult", "Certificate", "ConvergenceWarning", "Grid", "GromovPairs", "GromovResult",
     "InfeasibleError", "MultiResult", "PointCloud", "Result", "ScalingWarning", "SeededMask", "Stats", "Tuned",
-    "__version__", "barycenter", "certify", "da", "flow", "gromov", "gromov_pairwise", "knn_cost", "load",
+    "__version__", "barycenter", "certify", "da", "flow", "fugw", "gromov", "gromov_pairwise", "knn_cost", "load",
     "log_matmul", "multimarginal", "pairwise", "path", "pot", "sinkhorn_divergence", "solve", "solve_batch",
     "solve_sample", "tune", "wot",
 ]  # fmt: skip

@@ -172,6 +172,7 @@ PLACES = {
     "LinearProblem": "use mapuot.solve",
     "Geometry": "use an array M, a mapuot.PointCloud or a mapuot.Grid",
     "gromov_wasserstein": "use mapuot.gromov",
+    "FUGW": "use mapuot.fugw.FUGW",
     "wasserstein": "use mapuot.solve(...).cost (reg_m=inf is balanced)",
     "ot": "mapuot.pot has the unbalanced functions of POT (ot)",
     "entropic_gromov_wasserstein": "use mapuot.gromov, or as in POT mapuot.pot.entropic_gromov_wasserstein",

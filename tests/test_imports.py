@@ -10,7 +10,8 @@ import mapuot
 ROOT = Path(mapuot.__file__).parent
 ABOVE = {"mapuot.api.solve", "mapuot.api.batch", "mapuot.ascend.carry_out", "mapuot.ascend.loop"}
 NAMES = (
-    "pot", "torch", "compiled", "jax", "da", "flow", "cli", "moscot", "wot", "groups", "plot", "report", "__main__",
+    "pot", "torch", "compiled", "jax", "da", "flow", "fugw", "cli", "moscot", "wot", "groups", "plot", "report",
+    "__main__",
 )  # fmt: skip
 DOORS = tuple(f"mapuot.{name}" for name in NAMES)
 # The rooms from the lowest up; every other module of the package itself is on the floor below them.

@@ -1,0 +1,74 @@
+"""`mapuot.fugw.FUGW` has fugw's objective and formulas, for arrays and tensors."""
+
+import math
+
+import numpy as np
+import pytest
+from judge import divergence
+from scipy.spatial.distance import cdist
+
+import mapuot
+from mapuot.fugw import FUGW
+
+
+def data(seed=0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(14, 3)) * [3.0, 2.0, 1.0], rng.normal(size=(11, 3)) * [3.0, 2.0, 1.0]
+    f, g = rng.random((4, 14)), rng.random((4, 11))
+    a, b = rng.dirichlet(np.ones(14)), rng.dirichlet(np.ones(11))
+    return f, g, cdist(x, x), cdist(y, y), a, b
+
+
+def test_the_loss_is_fugws_and_features_move_by_its_formulas():
+    f, g, D, E, a, b = data()
+    model = FUGW(alpha=0.4, rho=2.0, eps=0.05).fit(f, g, D, E, a, b)
+    P = model.pi
+    r, s, mass = P.sum(1), P.sum(0), P.sum()
+
+    def kl(p, q):
+        return 2 * mass * divergence("kl", p, q, 1.0).sum() + (p.sum() - q.sum()) ** 2
+
+    structure = np.einsum("ijkl,ij,kl", (D[:, None, :, None] - E[None, :, None, :]) ** 2, P, P)
+    features = (cdist(f.T, g.T, "sqeuclidean") * P).sum()
+    right = 0.4 * structure + 0.6 * features + 2 * (kl(r, a) + kl(s, b)) + 0.05 * kl(P, np.outer(a, b))
+    assert model.loss == pytest.approx(float(right), rel=1e-9)
+    assert model.result_.settled
+    np.testing.assert_allclose(model.transform(f), f @ P / s, rtol=1e-9)
+    np.testing.assert_allclose(model.inverse_transform(g[0]), (P @ g[0]) / r, rtol=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["precomputed", "euclidean", "sqeuclidean"])
+def test_tensors_come_back_as_tensors(metric):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    x, f = rng.normal(size=(12, 2)) * [3.0, 1.0], rng.random((2, 12))
+    geometry = cdist(x, x) if metric == "precomputed" else x
+    options = {"rho": math.inf, "eps": 0.05, "metric": metric, "options": {"init": "independent"}}
+    right = FUGW(**options).fit(f, f, geometry, geometry[:, :])
+    found = FUGW(**options).fit(*map(torch.as_tensor, (f, f, geometry, geometry)))
+    assert isinstance(found.pi, torch.Tensor)
+    np.testing.assert_allclose(found.pi.numpy(), right.pi, atol=1e-9)
+    moved = found.transform(torch.as_tensor(f[0]))
+    assert isinstance(moved, torch.Tensor)
+    np.testing.assert_allclose(moved.numpy(), right.transform(f[0]), rtol=1e-9)
+    assert isinstance(found.transform(f), np.ndarray)
+
+
+def test_geometry_alone_a_start_and_wrong_arguments():
+    f, g, D, E, a, b = data()
+    whole = FUGW(eps=0.05, rho=5.0).fit(None, None, D, E, a, b)
+    again = FUGW(eps=0.05, rho=5.0).fit(source_geometry=D, target_geometry=E, source_weights=a, target_weights=b,
+                                        init_plan=whole.pi)  # fmt: skip
+    assert again.loss == pytest.approx(whole.loss, rel=1e-5)
+    alone = mapuot.gromov(D, E, a, b, reg=0.05, reg_m=5.0, metric="precomputed")
+    assert whole.loss == pytest.approx(alone.value)
+    with pytest.raises(ValueError, match="both be given, or neither"):
+        FUGW().fit(f, None, D, E)
+    with pytest.raises(ValueError, match="geometry must be given"):
+        FUGW().fit(f, g)
+    with pytest.raises(ValueError, match="reg_mode must be one of"):
+        FUGW(reg_mode="independent").fit(None, None, D, E)
+    with pytest.raises(ValueError, match=r"source_features must have shape \(k, 14\) or"):
+        whole.transform(g)
+    with pytest.raises(AttributeError, match="not fitted"):
+        FUGW().transform(f)
