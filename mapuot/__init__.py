@@ -62,6 +62,7 @@ DOORS = "da", "flow", "groups", "jax", "moscot", "plot", "torch", "wot"
 
 if TYPE_CHECKING:  # so that checkers of types find unknown names
     from . import da, flow, wot
+    from . import groups as groups
     from . import jax as jax
     from . import moscot as moscot
     from . import plot as plot

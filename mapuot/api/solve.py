@@ -119,7 +119,8 @@ def solve(
     M : (m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, PointCloud, Grid, function or path
         Costs of moving a unit of mass from each row to each column; +inf forbids a pair.
 
-        - An array is float32 or float64, in any memory layout; other types are converted.
+        - An array is float32 or float64, in any memory layout; other types are converted. A pandas table is read as an
+          array: ``pandas.DataFrame(result.plan, M.index, M.columns)`` has its labels again.
         - A `PointCloud` computes its costs from points; a `Grid` computes the costs between the nodes of images or
           volumes.
         - A sparse matrix, in any format, stores the costs of the allowed pairs, explicit zeros included; duplicates

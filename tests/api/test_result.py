@@ -222,7 +222,7 @@ mapuot.no_such_door
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["[]", "[]", "False mapuot.da"]
     assert "AttributeError: module 'mapuot' has no attribute 'no_such_door'" in done.stderr
-    assert {*mapuot.__all__, "torch", "jax", "moscot", "plot"} == {*dir(mapuot)}
+    assert {*mapuot.__all__, "groups", "torch", "jax", "moscot", "plot"} == {*dir(mapuot)}
     assert all(f"``mapuot.{name}``" in mapuot.__doc__ for name in mapuot.DOORS)
 
 

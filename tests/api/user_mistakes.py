@@ -16,4 +16,4 @@ mapuot.solve_sample(x, reg=0.1, reg_m=1.0)  # type: ignore[call-arg]
 mapuot.solve(M, reg=0.1, reg_m=1.0, max_passes="many")  # type: ignore[arg-type]
 print(result.plann)  # type: ignore[attr-defined]
 mapuot.sinkhorn(M, reg=0.1)  # type: ignore[attr-defined]
-mapuot.PointCloud(x, metric="l1")  # not found: a metric is any text, as docs/adding.md adds metrics
+mapuot.PointCloud(x, metric="l1")  # type: ignore[arg-type]
