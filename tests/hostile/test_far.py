@@ -69,3 +69,13 @@ def test_one_point_far_away_costs_no_certificate(words, times):
     alone = mapuot.solve_sample(x[rest], y, np.full(119, 1 / 120), reg=reg, reg_m=reg_m, tol=1e-9, **words)
     assert np.abs(far.plan[rest] - alone.plan).sum() <= (far.error_bound + 1e-9) * far.mass
     assert far.dual <= alone.objective + (reg + reg_m) / 120 <= far.objective + 1e-9
+
+
+def test_exponents_count_the_distance_to_the_least_cost():
+    """With log u = log v = 0 and costs of -1e6 to 1e6, costs up to 0 have entries: 1e6 / reg above the least cost."""
+    x, zeros = np.array([[1e3], [-1e3]]), np.zeros(2)
+    cloud = mapuot.PointCloud(x, x, "inner", addends=(zeros, zeros))
+    problem = mapuot.solve(cloud, reg=1e-2, reg_m=1e6, max_passes=1).problem
+    assert (problem.M_min, problem.M_max) == (-1e6, 1e6)
+    of_costs = problem.cost.error(0.0) / 1e-2
+    assert problem.exponent_error(zeros, zeros) >= 2.0**-50 * 1e6 / 1e-2 + 0.999 * of_costs

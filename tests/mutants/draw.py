@@ -35,7 +35,7 @@ FUNCTIONS = {
     "mapuot/problem/parts.py": (PARTS, ()),
     "mapuot/problem/cut.py": (CUTS, ()),
     "mapuot/problem/points.py": ("api/test_points.py", ("error", "_bounds")),
-    "mapuot/answer/result.py": ("api/test_result.py", ("dual", "objective", "error_bound")),
+    "mapuot/answer/result.py": ("api/test_result.py api/test_uses.py", ("dual", "objective", "error_bound")),
     "mapuot/answer/unregularised.py": ("api/test_uses.py api/test_batch_answers.py api/test_result.py", ()),
     "mapuot/marginals/certificate.py": ("api/test_marginals.py", ()),
 }  # fmt: skip
