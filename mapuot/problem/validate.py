@@ -53,7 +53,9 @@ def as_float(value: Any, name: str, wanted: str = "a number") -> float:
     if type(value) is float:
         return value
     if getattr(value, "requires_grad", False):
-        raise TypeError(f"{name} must be a number, got a tensor with requires_grad: derivatives by {name} are not known")
+        raise TypeError(
+            f"{name} must be a number, got a tensor with requires_grad: derivatives by {name} are not known"
+        )
     odd = isinstance(value, (str, bytes, bytearray, complex, np.complexfloating))
     try:
         if odd or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):

@@ -812,3 +812,14 @@ def test_a_barycenter_of_tensors_has_tensors():
     assert_allclose(found.q.numpy(), right.q)
     assert [x.shape for x in found.potentials] == [(2, 21), (2, 21)]
     assert mapuot.barycenter(M, A, reg=0.01, reg_m=1.0, warm_start=found).n_passes <= 2
+
+
+@pytest.mark.parametrize("name", ["reg", "reg_m"])
+def test_numbers_that_require_a_gradient_are_refused(name):
+    """The value has no derivative by reg or reg_m, and would be differentiated as if it did not depend on them."""
+    M = torch.rand(5, 4, dtype=torch.float64)
+    numbers = {"reg": torch.tensor(0.05), "reg_m": torch.tensor(1.0)}
+    assert mapuot.torch.sinkhorn_loss(M, **numbers) == mapuot.torch.sinkhorn_loss(M, reg=float(numbers["reg"]), reg_m=1)
+    numbers[name].requires_grad_()
+    with pytest.raises(TypeError, match=rf"{name}.* must be a number, got a tensor with requires_grad"):
+        mapuot.torch.sinkhorn_loss(M, **numbers)
