@@ -122,7 +122,7 @@ def sets(data: dict[str, Any]) -> str:
         else:
             cell = "fails"
         rows.setdefault((r["set"], r["d"]), []).extend([str(r["ways"]["points"]["passes"]), cell])
-    head = ["set", "reg .05: passes", "POT", "reg .005: passes", "POT"]
+    head = ["set", "passes at reg .05", "POT at .05", "passes at reg .005", "POT at .005"]
     lines = [[f"{name}, {d}-D" if d != 3 else name, *cells] for (name, d), cells in rows.items()]
     return common.text_of(f"{common.machine_line(data)}:", common.table(head, lines))
 

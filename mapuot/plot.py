@@ -60,7 +60,7 @@ def as_result(value: Any, name: str) -> Any:
     kind = type(found).__name__
     if kind == "BatchResult":
         cure = f": draw one of its answers, {name}[0]"
-    elif kind == "Tuned":
+    elif isinstance(getattr(found, "result", None), Result):  # Tuned, Certificate, Coupling
         cure = f": pass {name}.result"
     else:
         cure = ""

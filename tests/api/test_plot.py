@@ -290,6 +290,13 @@ def test_another_object_is_named(name, solved):
     assert not plt.get_fignums()  # no empty figure is left
 
 
+def test_answers_that_hold_a_result_name_it(solved):
+    tuned = mapuot.tune(solved[0].problem.M, mass=0.8, sharpness=0.5, tol=1e-2)
+    with pytest.raises(TypeError, match=r"got Tuned: pass result\.result"):
+        plot.plan(tuned)
+    assert plot.plan(tuned.result).get_images()
+
+
 def test_other_objects_of_path_and_image_are_named(solved):
     for wrong, text in (
         (solved[0], "results must be a list of Results, got one Result"),
