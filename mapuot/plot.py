@@ -83,7 +83,12 @@ def as_axes(ax: Any, count: int, **figure: Any) -> list[Any]:
 
 
 def points_of(value: Any, name: str, count: int) -> F64:
-    return np.asarray(as_numbers(host(taken(value, name)), name, PLANE.format(count), (count, 2)))
+    points = host(taken(value, name))
+    shape = np.shape(points)
+    if len(shape) == 2 and shape[0] == count and shape[1] > 2:
+        cure = f"pass two coordinates, {name}[:, :2], or a projection such as UMAP"
+        raise ValueError(f"{name} must be {PLANE.format(count)}, got shape {shape}: {cure}")
+    return np.asarray(as_numbers(points, name, PLANE.format(count), (count, 2)))
 
 
 # ---- colours, from the style in which the axes were made

@@ -290,6 +290,15 @@ def test_another_object_is_named(name, solved):
     assert not plt.get_fignums()  # no empty figure is left
 
 
+def test_points_of_more_dimensions_say_how_to_draw_them(solved):
+    cells = np.ones((30, 10))
+    for draw in (plot.arrows, plot.links):
+        with pytest.raises(
+            ValueError, match=r"shape \(30, 2\), got shape \(30, 10\): pass two coordinates, x\[:, :2\]"
+        ):
+            draw(solved[0], cells, solved[2])
+
+
 def test_answers_that_hold_a_result_name_it(solved):
     tuned = mapuot.tune(solved[0].problem.M, mass=0.8, sharpness=0.5, tol=1e-2)
     with pytest.raises(TypeError, match=r"got Tuned: pass result\.result"):
