@@ -36,6 +36,7 @@ ALONE = {  # not in "all"
     "kept": "kept pairs against all where reg is small, beside POT's exact solvers and Newton's method",
     "gpu": "one GPU: passes, tile shapes, dense points",
     "flow": "one GPU: training steps of flow matching, by where their pairs come from",
+    "drift": "a drift step over many small batches, and a screen of all pairs of groups of cells, beside torch",
 }
 ON_GPU = ("gpu", "flow")  # whatever --device says
 FILES = {"pass": "one_pass"}  # a keyword of Python

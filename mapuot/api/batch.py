@@ -26,7 +26,7 @@ from ..problem.cost import as_vectors, cost_of
 from ..problem.kinds import as_costs
 from ..problem.mask import SeededMask
 from ..problem.problem import BatchProblem, Own
-from ..problem.scale import masses_scaled, matrices_of, problems_of, scaled
+from ..problem.scale import masses_scaled, matrices_of, problems_of, scaled, scaled_by, scales_of
 from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import (
     as_array,
@@ -48,19 +48,15 @@ from .entry import entry
 from .solve import UNIT_CURE, check_met
 
 
-def costs_of(given: dict[str, Any]) -> list[Any]:
-    """Return the costs of the arguments of `solve_batch`, for their statistic."""
-    M = given["M"]
-    chosen = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
-    return of_problems(as_costs(M, chosen), given["scale_each"])
-
-
 def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchResult:
     """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for: of mass, each problem in its own."""
-    if given["scale_mass"] is False:
-        return scaled(solve, given, costs_of(given))  # type: ignore[no-any-return]
     M: Any = given["M"]
     chosen = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
+    if given["scale_mass"] is False:
+        costs = as_costs(M, chosen)
+        if given["scale_each"] and isinstance(costs, Clouds) and costs.on_device and len(costs) > 1:
+            return scaled_by(solve, given, scales_of(costs, given["scale_cost"], chosen.tables))  # type: ignore[no-any-return]
+        return scaled(solve, given, of_problems(costs, given["scale_each"]))  # type: ignore[no-any-return]
     A, B, _ = as_vectors(M, given["A"], given["B"], given["reg_m"])
     shape = as_costs(M, chosen).shape
     alike = A is B and shape[0] == shape[1]

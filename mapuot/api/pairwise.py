@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from ..annotations import MarginalPenalty, MetricName, Statistic
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host
+from ..backends import pick
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.scale import scales_of
@@ -164,7 +165,8 @@ class PairTask(NamedTuple):
             return self.reg, self.reg_m
         unit: Any = 1.0
         if self.unit:
-            unit = scales_of(between(self.cloud, i, j)._cost, self.unit)
+            backend = pick(self.options.get("backend", "auto"), self.cloud)
+            unit = scales_of(between(self.cloud, i, j)._cost, self.unit, backend.tables)
         k = len(self.cloud)
         reg, reg_m = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (self.reg, self.reg_m))
         return reg, reg_m[:, None]

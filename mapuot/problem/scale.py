@@ -33,6 +33,7 @@ def weighted_mean(values: F64, weights: F64) -> float:
 # statistics that count a pair as a_i b_j, for functions of one problem
 WEIGHTED: dict[str, Any] = {"weighted_median": weighted_median, "weighted_mean": weighted_mean}
 ALL = 1 << 22  # up to so many costs are all read
+AT_ONCE = 1 << 26  # costs that are formed at once on a device: 512 MiB
 ROWS = 16  # at least so many rows are read of larger costs
 
 
@@ -92,9 +93,51 @@ def problems_of(cost: Any) -> list[Any]:
     return [cost.of(i) for i in range(len(cost if hasattr(cost, "places") else cost.array))]
 
 
-def scales_of(cost: Any, how: Any) -> F64:
-    """Return the scale of the costs of each problem of a batch, (p,)."""
-    return np.array([scale_of([one], how) for one in problems_of(cost)])
+def scales_of(cost: Any, how: Any, form: Callable[[Any], Any]) -> F64:
+    """Return the scale of the costs of each problem of a batch, (p,).
+
+    ``form`` makes the costs of clouds on a device, (k, m, n). Clouds there are formed and summed many at once: reading
+    the costs of 20,000 pairs one by one would take the host minutes.
+    """
+    if not (getattr(cost, "on_device", False) and hasattr(cost, "places")):
+        return np.array([scale_of([one], how) for one in problems_of(cost)])
+    name = as_choice(how, "scale_cost", SCALES)
+    rows, cols = (places.count for places in cost.places)
+    found = np.empty(len(cost))
+    order = np.argsort(-(rows * cols), kind="stable")
+    while len(order):
+        which = order[: max(1, AT_ONCE // int(rows[order[0]] * cols[order[0]]))]
+        order = order[len(which) :]
+        if rows[which[0]] * cols[which[0]] > ALL:  # so many costs are not all read
+            found[which] = [scale_of([cost.of(int(i))], how) for i in which]
+            continue
+        M = form(cost.of(which))
+        xp = namespace(M)
+        inside = [
+            xp.arange(k) < xp.asarray(count[which])[:, None] for k, count in zip(M.shape[1:], (rows, cols), strict=True)
+        ]
+        known = inside[0][:, :, None] & inside[1][:, None] & xp.isfinite(M)
+        found[which] = host(statistics(name, M.reshape(len(which), -1), known.reshape(len(which), -1)))
+    return np.array([as_positive(float(x), f"the {name} of the costs") for x in found])
+
+
+def statistics(name: str, values: Any, known: Any) -> Any:
+    """Return the statistic of the known values of each row, (p,); 0 for a row without any."""
+    xp = namespace(values)
+    count = known.sum(1)
+    some = xp.maximum(count, 1)
+    if name == "max":
+        found = xp.where(known, values, -np.inf).max(1)
+    elif name == "median":
+        ordered = xp.sort(xp.where(known, values, np.inf), axis=1)
+        row = xp.arange(len(values))
+        found = 0.5 * (ordered[row, (some - 1) // 2] + ordered[row, some // 2])
+    else:
+        found = xp.where(known, values, 0.0).sum(1) / some
+        if name == "std":
+            apart = xp.where(known, values - found[:, None], 0.0)
+            found = xp.sqrt((apart * apart).sum(1) / some)
+    return xp.where(count > 0, found, 0.0)
 
 
 def scaled(
@@ -109,12 +152,7 @@ def scaled(
     how = given["scale_cost"]
     given = dict(given)
     if given.pop("scale_each", False) and len(costs) > 1:
-        each = np.array([scale_of([one], how) for one in costs])
-        reg, reg_m = scaled_each(given["reg"], given["reg_m"], each)
-        found = function(**given | {"scale_cost": None, "reg": reg, "reg_m": reg_m})
-        if hasattr(found, "scale_cost"):
-            vars(found)["scale_cost"] = each
-        return found
+        return scaled_by(function, given, np.array([scale_of([one], how) for one in costs]))
     scale = scale_of(costs, how, ranks, masses)
     reg_m = given["reg_m"]
     kinds = as_penalties(given.get("penalty", "kl"))
@@ -131,6 +169,16 @@ def scaled(
     found = function(**given | {"scale_cost": None, "reg": reg})
     if hasattr(found, "scale_cost"):
         vars(found)["scale_cost"] = scale
+    return found
+
+
+def scaled_by(function: Callable[..., Any], given: dict[str, Any], each: F64) -> Any:
+    """Call a function with reg and reg_m in the unit of each problem, (p,); store the units in its answer."""
+    reg, reg_m = scaled_each(given["reg"], given["reg_m"], each)
+    given = {name: x for name, x in given.items() if name != "scale_each"}
+    found = function(**given | {"scale_cost": None, "reg": reg, "reg_m": reg_m})
+    if hasattr(found, "scale_cost"):
+        vars(found)["scale_cost"] = each
     return found
 
 

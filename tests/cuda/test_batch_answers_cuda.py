@@ -81,3 +81,19 @@ def test_arrays_of_the_host_come_back_to_it():
     found = batch.barycentric_map(y)
     assert all(isinstance(z, np.ndarray) for z in found)
     assert_each(found, batch, lambda i, one: one.barycentric_map(y[i]))
+
+
+@pytest.mark.parametrize("name", ["median", "mean", "std", "max"])
+def test_units_of_each_pair_are_found_on_the_device(name, monkeypatch):
+    """Many small clouds are formed together there, and have the units that the host finds one by one."""
+    monkeypatch.setattr("mapuot.problem.scale.AT_ONCE", 100)
+    rng = np.random.default_rng(0)
+    clouds = [rng.normal(size=(k, 2)) * k for k in (4, 9, 6)]
+    there = [cp.asarray(x) for x in clouds]
+    how = {"reg": 0.1, "reg_m": 1.0, "scale_cost": name, "scale_each": True}
+    found = mapuot.solve_batch(mapuot.PointCloud(there, there[::-1]), **how)
+    assert_allclose(found.scale_cost, mapuot.solve_batch(mapuot.PointCloud(clouds, clouds[::-1]), **how).scale_cost)
+    assert_allclose(mapuot.pairwise(there, **how), mapuot.pairwise(clouds, **how), rtol=1e-5)
+    monkeypatch.setattr("mapuot.problem.scale.ALL", 5)
+    far = mapuot.solve_batch(mapuot.PointCloud(there, there[::-1]), **how)
+    assert np.isfinite(far.scale_cost).all()
