@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..answer.result import MOST_FLOAT32, Result
+from ..answer.result import LEAST_FLOAT32, MOST_FLOAT32, Result
 from .arrays import give
 
 
@@ -34,11 +34,11 @@ class Answers:
 
     def costs(self, kind: str) -> Any:
         values = [r.cost if kind == "linear" else total(r, t) for r, t in zip(self.results, self.growth, strict=True)]
-        return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
+        return give(self.narrowed(np.array(values if self.several else values[0]), LEAST_FLOAT32)[()], self.like)
 
-    def narrowed(self, x: Any) -> Any:
-        """Return ``x`` in M's dtype, or in float64 if float32 would overflow."""
-        held = (np.abs(x) <= MOST_FLOAT32) | ~np.isfinite(x)
+    def narrowed(self, x: Any, least: float = 0.0) -> Any:
+        """Return ``x`` in M's dtype, or in float64 if float32 would overflow, or numbers but 0 are below ``least``."""
+        held = ((np.abs(x) <= MOST_FLOAT32) & (np.abs(x) >= least)) | (x == 0) | ~np.isfinite(x)
         if held.all():
             return x.astype(self.dtype)
         return x

@@ -75,6 +75,19 @@ def test_named_functions_are_the_named_methods():
         assert_allclose(getattr(pot, function)(a, b, M, REG, 1.0, *given), expected, rtol=1e-14)
 
 
+def test_costs_below_float32_are_float64():
+    """Masses of 1e-30 have costs that float32 would make 0."""
+    a, b, M, _ = arrays(dtype=np.float32)
+    tiny = [1e-30 * np.asarray(x, np.float64) for x in (a, b)]
+    for targets in (tiny[1], np.stack([tiny[1], tiny[1]], 1)):
+        given = tiny[0], targets, M, 0.05, 1.0
+        _, log = mapuot.pot.sinkhorn_unbalanced(*given, log=True)
+        right = mapuot.pot.sinkhorn_unbalanced(*given[:2], M.astype(np.float64), *given[3:], log=True)[1]
+        for name in ("cost", "total_cost"):
+            assert (right[name] > 0).all()
+            np.testing.assert_allclose(log[name], right[name], rtol=1e-4)
+
+
 def test_float32_stays_float32():
     a, b, M, _ = arrays(dtype=np.float32)
     plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn", log=True)
