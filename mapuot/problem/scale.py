@@ -75,6 +75,9 @@ def matrices_of(cost: Any) -> list[Any]:
 
 def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: tuple[F64, F64] | None = None) -> float:
     """Return this statistic of the finite costs; with the ``masses`` a and b of one problem also one of WEIGHTED."""
+    if masses is None and isinstance(how, str) and how in WEIGHTED:
+        cure = "solve, solve_sample, path and tune have it"
+        raise ValueError(f"scale_cost must be one of {[*SCALES]} here, got {how!r}: {cure}")
     name = as_choice(how, "scale_cost", SCALES if masses is None else [*SCALES, *WEIGHTED])
     known = masses if name in WEIGHTED else None
     own = [some_costs(cost_of(one), ALL // len(costs), ranks, known) for one in costs]

@@ -32,6 +32,7 @@ MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bit
 MISSING = (-99.0, -999.0, -9999.0, -99999.0, -32768.0)  # numbers that files write for missing entries
 LITTLE_MASS = 1e-4  # share of the mass: moving less is hardly intended
 LITTLE_SHARE = 0.05  # share of the mass: moving less mostly means that M has another unit than reg_m
+MUCH_MASS = 10.0  # times both masses: more moves only where costs are very negative
 UNIT_SHIFT = 0.1  # log of the factor by which the unit of mass changes the moved share: less goes unnoticed
 SENTINEL = 1e8  # range(M) / reg: real costs are below; a larger range takes some 40 passes, inf takes 14
 
@@ -633,6 +634,11 @@ def is_sentinel(low: float, high: float, spread: float) -> bool:
 def moves_little(mass: Any, mass_a: Any, mass_b: Any, share: float = LITTLE_MASS) -> Any:
     """Tell whether less than this share of the lesser mass moves, in one problem or in each of a batch."""
     return (mass < share * mass_a) & (mass < share * mass_b)
+
+
+def moves_much(mass: float, mass_a: float, mass_b: float) -> bool:
+    """Tell whether the plan has so much mass that the least cost is worth a look, see `is_sentinel`."""
+    return mass > MUCH_MASS * max(mass_a, mass_b)
 
 
 def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: float, cure: str = "") -> str | None:

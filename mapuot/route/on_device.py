@@ -29,7 +29,7 @@ from ..outcome import after_one_call
 from ..penalties import F64
 from ..problem.cost import Dense, cost_of
 from ..problem.problem import Problem
-from ..problem.validate import moves_little
+from ..problem.validate import moves_little, moves_much
 from .front import Call, PlainProblem, Start, read
 from .plain import LazyResult, stats_of_call
 
@@ -79,7 +79,8 @@ class PendingSolve:
     def solved(self) -> bool:
         """Wait; return whether there is a plan with enough mass that no ScalingWarning is due."""
         mass, (rows, cols) = self.sent.mass, self.problem.sides
-        return mass >= 0 and not moves_little(mass, rows.mass, cols.mass)
+        odd = moves_little(mass, rows.mass, cols.mass) or moves_much(mass, rows.mass, cols.mass)
+        return mass >= 0 and not odd
 
     @property
     def certain(self) -> bool:

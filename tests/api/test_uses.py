@@ -246,6 +246,11 @@ def test_weighted_scales_do_not_see_merged_points(how, kind):
     assert merged.scale_cost != pytest.approx(alike.scale_cost, rel=1e-3)
 
 
+def test_weighted_scales_are_of_one_problem():
+    with pytest.raises(ValueError, match="got 'weighted_mean': solve, solve_sample, path and tune have it"):
+        mapuot.solve_batch(COSTS["dense"], np.ones((2, 30)), reg=0.1, reg_m=1.0, scale_cost="weighted_mean")
+
+
 def test_weighted_scales_of_some_rows_weigh_the_rows_read():
     """Of more costs than are read, rows are drawn; a row without mass counts nothing."""
     x = np.random.default_rng(1).random((2500, 2))
