@@ -102,7 +102,6 @@ class Backend:
     has_one_potential = False  # has passes of one potential, log u = log v (Options.symmetric)
     ranks_share_one_potential = False  # such passes work where ranks share the rows
     skips_with_one_potential = False  # such passes can skip pairs of points
-    samples_from: float = math.inf  # pairs of a cloud from which a solve of some rows makes the start
     skips_from = 0  # pairs of a cloud from which "auto" skips some; the limit of the cloud itself holds, too
     least_box = 1  # least number of points of a box, where pairs of points are skipped (backends/boxes.py)
     most_factored = 0  # points of the smaller side of problems that factored Newton steps solve (ascend/factored.py)

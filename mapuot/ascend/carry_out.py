@@ -22,7 +22,6 @@ from ..status import FAILED
 from .factored import factored_start
 from .kept import KeptPairs
 from .loop import Run
-from .sampled import sampled_start, samples
 from .settings import PAIRS
 from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
 from .truncation import begin_skipping, end_skipping, in_boxes
@@ -61,25 +60,15 @@ class StageRecord(NamedTuple):
     share: float  # of all pairs that its passes read; 0 where they read all pairs
 
 
-class Beginning(NamedTuple):
-    way: Route
-    task: Problem  # the problem, or its transpose
-    start: tuple[F64, F64]  # log u and log v of the task
-    sampled: bool  # whether a solve of some of the rows made the start
+def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
+    """Solve a problem by the stages of its route; ``run`` counts and records the passes.
 
-
-def begin(
-    run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool, may_sample: bool
-) -> Beginning:  # fmt: skip
-    """Find the route of a problem and the start of its first stage, from the arguments of `carry_out`."""
+    ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than the options name.
+    """
     given = bool(start[0].any()), bool(start[1].any())
-    find = functools.partial(
-        route, problem, options, run.max_passes, run.backend, escalate=escalate, saves=bool(run.saves)
-    )
-    way = find(given=given)
-    sampled = may_sample and way.nats is None and not any(given) and samples(problem, options, run.backend)
-    if sampled:
-        way = find(given=(True, True))
+    saves = bool(run.saves)
+    called = run.n_passes
+    way = route(problem, options, run.max_passes, run.backend, given=given, escalate=escalate, saves=saves)
     task = problem
     if way.turned:
         task = problem.transpose()
@@ -90,23 +79,6 @@ def begin(
         else:
             mean = start[1]
         start = mean[problem.own], mean
-    if sampled:
-        found = sampled_start(task, options, functools.partial(between_all, run, escalate, may_sample=False))
-        if found is not None:
-            start = start[0], host(found)
-    return Beginning(way, task, start, sampled)
-
-
-def carry_out(
-    run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool, may_sample: bool = True
-) -> Result:  # fmt: skip
-    """Solve a problem by the stages of its route; ``run`` counts and records the passes.
-
-    ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than the options name; ``may_sample``: some
-    of the rows may make the start.
-    """
-    called = run.n_passes
-    way, task, start, sampled = begin(run, problem, options, start, escalate, may_sample)
     skip: Truncation | None = None
     boxed: SortedPoints | None = None
     factors_follow = way.nats is None and way.stages[-1].factored
@@ -124,12 +96,12 @@ def carry_out(
         elif task.rows.there and not run.backend.stores_kernel(task, options):
             task = run.backend.to_device(task)
             xp = namespace(task.rows.weight)
-            if way.warm:
+            if any(given):
                 log_v = xp.asarray(log_v)
             else:
                 log_v = xp.zeros(len(log_v))
         done, skip = all_stages(run, task, way, log_v, skip)
-    how = describe(way, done, problem, skip, run, called, sampled)
+    how = describe(way, done, problem, skip, run, called)
     potentials = run.potentials
     marginals = run.marginals
     skipped = None
@@ -263,31 +235,17 @@ def one_stage(
 
 def between_all(
     run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None,
-    most: int = sys.maxsize, may_sample: bool = True,
+    most: int = sys.maxsize,
 ) -> Result:  # fmt: skip
     """Solve an auxiliary problem in at most ``most`` passes; the passes are not counted."""
     start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
-    return carry_out(
-        Run(run.backend, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate, may_sample
-    )
-
-
-def start_words(called: int, sampled: bool) -> str:
-    """Name the start of a solve, from the arguments of `describe`."""
-    if called:
-        return f"a start of {called} passes in one call"
-    if sampled:
-        return "a solve of some of the rows"
-    return "a warm start"
+    return carry_out(Run(run.backend, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
 def describe(
-    way: Route, done: list[StageRecord], problem: Problem, skip: Truncation | None, run: Run, called: int, sampled: bool
+    way: Route, done: list[StageRecord], problem: Problem, skip: Truncation | None, run: Run, called: int
 ) -> str:
-    """Return the text of `Result.how`; ``called``: passes of the single call that made the start, or 0.
-
-    ``sampled``: a solve from some of the rows made the start.
-    """
+    """Return the text of `Result.how`; ``called``: passes of the single call that made the start, or 0."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE] or own[:1]
     together = [x for x in first if x.stage.symmetric]
@@ -298,7 +256,10 @@ def describe(
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
-        start = start_words(called, sampled)
+        if called:
+            start = f"a start of {called} passes in one call"
+        else:
+            start = "a warm start"
         more.append(f"from {start}" if len(first) <= 1 + len(together) else f"{start} left")
     if clusters := max([x.clusters for x in own]):
         more.append(f"corrected by {clusters} clusters")

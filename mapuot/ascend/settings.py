@@ -74,15 +74,3 @@ class GroupSettings(Settings):
 
 
 GROUPS = GroupSettings()
-
-
-@dataclass
-class SampleSettings(Settings):
-    """How a solve between very many points begins (sampled.py)."""
-
-    # 8000 cells in 30 dimensions began at an error of .6 from 2000 rows, of 2 from 500.
-    share: int = 16  # rows for each chosen row
-    tol: float = 0.05  # certified error that ends the solve of the chosen rows; .01 saved no pass more
-
-
-SAMPLES = SampleSettings()

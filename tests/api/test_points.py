@@ -15,7 +15,6 @@ import mapuot
 from mapuot.answer import curvature
 from mapuot.answer.settings import CURVATURE
 from mapuot.answer.slopes import slope_error
-from mapuot.ascend.settings import SAMPLES
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu.grid import GridOperator
 from mapuot.problem.metrics import METRICS
@@ -674,21 +673,3 @@ def test_what_is_too_large_is_refused_before_it_is_made():
             call()
     assert result.rows(5, 7).shape == (2, 1_000_000)
     assert result.sample(2, 0)[1].shape == (2,)  # of two rows
-
-
-@pytest.mark.parametrize("reg_m", [1.0, (1.0, np.inf), np.inf])
-def test_a_solve_of_some_rows_makes_the_start(monkeypatch, reg_m):
-    """Rows of very different masses are chosen; hard columns are chosen as rows; a bad start is left."""
-    monkeypatch.setattr(cpu, "samples_from", 0)
-    rng = np.random.default_rng(4)
-    x, y = rng.random((900, 3)), rng.random((700, 3)) + 0.1
-    a, b = rng.random(900) ** 3, rng.random(700) + 0.1
-    given = {"a": a / a.sum(), "b": b / b.sum(), "reg": 0.05, "reg_m": reg_m}
-    cloud = mapuot.PointCloud(x, y, form=None, truncate=None)
-    found = mapuot.solve(cloud, **given)
-    assert found.converged
-    assert "a solve of some of the rows" in found.how
-    right = mapuot.solve(np.asarray(cloud), tol=1e-9, **given)
-    assert np.abs(found.plan - right.plan).sum() <= (found.error_bound + right.error_bound) * right.mass
-    with SAMPLES.using(share=900, tol=1.0):  # one row
-        assert mapuot.solve(cloud, **given).converged

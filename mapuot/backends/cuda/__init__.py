@@ -47,7 +47,6 @@ class DeviceBackend(Backend):
     reads_vectors_on_device = True
     has_one_potential = True
     skips_from = 1 << 30  # pairs: skipping some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it on the host (H200)
-    samples_from = 1 << 33  # pairs: a pass over so many in 30 dimensions takes 8 ms and more
     least_box = 32  # a warp of points.cuh has at least 32 points, and sums over the runs of one box
     most_factored = 1 << 14  # points: a factor of that size takes some 10 GB
     few_products = 100  # as long as a step or two with a factor of 10,000 points
