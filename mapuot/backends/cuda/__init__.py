@@ -100,7 +100,7 @@ class DeviceBackend(Backend):
         return bool(module_of("sparse").keeps_pairs(problem))
 
     def stores_kernel(self, problem: Any, options: Options) -> bool:
-        return bool(module_of("arrays").stores_kernel(problem, options))
+        return bool(module_of("points").stores_kernel(problem, options))
 
     def to_device(self, problem: Any) -> Any:
         return module_of("arrays").to_device(problem)

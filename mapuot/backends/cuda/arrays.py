@@ -11,7 +11,6 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'") from error
 
-from ...contract import Options
 from ...penalties import F64
 from ...problem.points import PAIR_BYTES, PointCosts, SortedCosts, SquareRounding
 from ...problem.problem import Problem
@@ -29,7 +28,6 @@ FACTORS = 32  # points whose factors a block of point_tables.cu makes
 MANY = 16  # dimensions; from here on a matrix product may form costs faster than differences do
 TALL = 512  # dimensions; from here on a few points take .18 ms and more by differences, as a product does (H200)
 MANY_TERMS = 1 << 29  # coordinates of pairs: by differences in .15 ms, by a product in .17 (H200, 64 dimensions)
-KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 FEW = 12  # dimensions; up to here a pass over 20,000 points is faster than a pass that reads their K
 
 
@@ -224,20 +222,6 @@ def form_bytes(cloud: PointCosts) -> int:
     if cloud.dim <= FEW and cloud.size > POINTS.auto_entries:
         return 0
     return free_memory(4 * PAIR_BYTES * cloud.size) // 4
-
-
-def stores_kernel(problem: Problem, options: Options) -> bool:
-    """Tell whether passes read a stored float32 K of points in many dimensions, where the cost matrix does not fit.
-
-    One H200, 100,000 points in 30 dimensions: 9 ms a pass, against 108 ms for a float64 pass that makes the entries.
-    """
-    cloud = problem.cost.cloud
-    size = ITEMSIZE["float32"] * problem.size
-    if options.precision != "float32" or options.tol < KEPT_TOL or cloud.dim <= FEW or problem.ranks.size > 1:
-        return False
-    if cloud.form == "auto":
-        return 2 * size <= free_memory(2 * size)
-    return bool(size <= float(cloud.form or 0))
 
 
 def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) -> Any:

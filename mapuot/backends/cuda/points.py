@@ -25,9 +25,21 @@ from ..narrow_points import FORMS
 from ..records import put
 from ..rules import START
 from . import vectors
-from .arrays import need_memory
+from .arrays import FEW, free_memory, need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, begin, by_value, kernel, point_blocks, portable_jobs, shape_options, together
+from .kernels import (
+    ITEMSIZE,
+    MASK,
+    Job,
+    Shape,
+    begin,
+    by_value,
+    kernel,
+    point_blocks,
+    portable_jobs,
+    shape_options,
+    together,
+)
 from .launch import Iterate, device_limits, switches
 from .stream import joined
 from .workspace import DeviceWorkspace
@@ -42,6 +54,7 @@ PIECE, STEP, PRODUCT_TO, PRODUCT_FROM = 32, 16, 256, 64
 PRODUCTS = 80  # least compute capability of its instructions
 # point_wide_products.cuh: coordinates of a chunk, most chunks, and the least compute capability
 WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 4, 90
+KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
@@ -63,6 +76,30 @@ def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
     """Return (points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
     few = d <= DIM
     return (4 if narrow else 2) * (2 if few and not masked and (kept or not narrow) else 1), 4 if few else 8
+
+
+def multiplies(problem: Problem) -> bool:
+    """Tell whether float64 passes over all pairs may multiply coordinates on tensor cores."""
+    cloud = problem.cost.cloud
+    able = device_limits(cp.cuda.Device().id)[0] >= WIDE_PRODUCTS and cloud.dim <= WIDE_CHUNKS * WIDE_PIECE
+    squares = cloud.core[0].square and not (cloud.bits or problem.masked)
+    return able and squares and narrow_points.product_error(problem) <= QUICK_ERROR
+
+
+def stores_kernel(problem: Problem, options: Options) -> bool:
+    """Tell whether passes read a stored float32 K of points in many dimensions, where the cost matrix does not fit.
+
+    One H200, 100,000 points in 30 dimensions: 9 ms a pass, against 108 ms for a float64 pass that makes the entries
+    without tensor cores. With them float32 passes take 11 ms and float64 ones 43; to make K takes .3 s, and the whole
+    solve .53 s for .46.
+    """
+    cloud = problem.cost.cloud
+    size = ITEMSIZE["float32"] * problem.size
+    if options.precision != "float32" or options.tol < KEPT_TOL or cloud.dim <= FEW or problem.ranks.size > 1:
+        return False
+    if cloud.form == "auto":
+        return 2 * size <= free_memory(2 * size) and not multiplies(problem)
+    return bool(size <= float(cloud.form or 0))
 
 
 def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int, **more: int) -> Job:
