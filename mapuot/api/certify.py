@@ -41,7 +41,7 @@ from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from ..problem.settings import BLOCKS
 from ..problem.sparse import Sparse
-from ..problem.validate import as_count, as_positive, as_range, as_threads
+from ..problem.validate import as_array, as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
 from ..route.options import make_options
 from ..status import describe_bound, describe_miss, warn_not_converged
@@ -320,19 +320,22 @@ def costs_of(cost: Any, i: Any, j: Any) -> F64:
 def knn_cost(
     x: ArrayLike,
     y: ArrayLike,
-    k: int,
+    k: int | None = None,
     *,
+    neighbours: Any = None,
+    radius: float | None = None,
     metric: MetricName = "sqeuclidean",
     scale: float = 1.0,
     weights: ArrayLike | None = None,
     symmetric: bool = True,
     threads: int | None = None,
 ) -> "csr_array":
-    """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
+    """Make the sparse cost of near pairs of two clouds; all other pairs are forbidden.
 
-    A k-d tree finds the neighbours in up to 15 dimensions. In more dimensions all distances are computed in blocks,
-    Euclidean distances as matrix products by the BLAS. Points count as equally near if the relative difference of
-    their squared distances is below 1e-8.
+    The pairs are each point's ``k`` nearest neighbours in the other cloud, given ``neighbours``, or all pairs within
+    ``radius``: one of the three is given. A k-d tree finds near points in up to 15 dimensions. In more dimensions all
+    distances are computed in blocks, Euclidean distances as matrix products by the BLAS. Points count as equally near
+    if the relative difference of their squared distances is below 1e-8.
 
     Parameters
     ----------
@@ -340,16 +343,27 @@ def knn_cost(
         As in `PointCloud`.
     k : int
         Number of neighbours of a point; at most the size of the other cloud.
+    neighbours : (m, k) integer array, or (m, n) sparse matrix
+        Pairs that another library found: points of y for each point of x, -1 where there are fewer, as FAISS, hnswlib
+        and PyNNDescent return them; or the stored pairs of a matrix, as scikit-learn's ``kneighbors_graph``. Their
+        costs are computed anew.
+    radius : float
+        Store all pairs that cost at most this, in units of the cost; for any metric but "wfr".
     symmetric : bool
         Store the k points of x nearest to each point of y as well, so that every point has partners. False stores only
-        the k points of y nearest to each point of x.
+        the k points of y nearest to each point of x. For ``k`` only.
     threads : int, optional
         Default: the cores that this process may use.
 
     Returns
     -------
     (m, n) csr_array, float64
-        Sorted, with at most k (m + n) entries; costs of 0 are stored, too.
+        Sorted, with at most k (m + n) entries for ``k``; costs of 0 are stored, too.
+
+    Raises
+    ------
+    ValueError
+        If not one of k, neighbours and radius is given, or it is out of range.
 
     See Also
     --------
@@ -368,11 +382,21 @@ def knn_cost(
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     cloud = PointCosts(x, y, metric, scale, weights)
-    k = as_count(k, "k")
+    if sum(z is not None for z in (k, neighbours, radius)) != 1:
+        raise ValueError("k, neighbours or radius must be given, one of the three")
     if cloud.core[0].product:
         raise ValueError(f"metric must be a distance: near points then have the least costs, got {metric!r}")
     shape = cloud.shape
     threads = as_threads(threads)
+    rows = cloud.rows
+    columns = np.ascontiguousarray(cloud.targets)
+    if neighbours is not None:
+        return stored_pairs(cloud, pattern_of(neighbours, shape))
+    if radius is not None:
+        found = stored_pairs(cloud, within(cloud, as_positive(radius, "radius")))
+        far = np.flatnonzero(found.data > radius)  # pairs at the edge, by rounding
+        return stored_pairs(cloud, without(found, far)) if len(far) else found
+    k = as_count(k, "k")
     most = min(shape) if symmetric else shape[1]
     if k > most:
         raise ValueError(f"k must be at most {most}, the points of the smaller cloud, got {k}")
@@ -380,15 +404,87 @@ def knn_cost(
         workers = default_threads(k * sum(shape))
     else:
         workers = threads
-    rows = cloud.rows
-    columns = np.ascontiguousarray(cloud.targets)
     places = pattern(nearest(columns, rows, k, metric, workers), shape)
     if symmetric:
         places = sparse.csr_array(places + pattern(nearest(rows, columns, k, metric, workers), shape[::-1]).T.tocsr())
+    return stored_pairs(cloud, places)
+
+
+def stored_pairs(cloud: PointCosts, places: Any) -> "csr_array":
+    """Return the costs of the stored pairs of a CSR pattern."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+
     places.sort_indices()
-    row = np.repeat(np.arange(shape[0]), np.diff(places.indptr))
-    data = pair_costs(cloud, rows, columns, row, places.indices)
-    return sparse.csr_array((data, places.indices, places.indptr), shape=shape)
+    row = np.repeat(np.arange(cloud.shape[0]), np.diff(places.indptr))
+    data = pair_costs(cloud, cloud.rows, np.ascontiguousarray(cloud.targets), row, places.indices)
+    return sparse.csr_array((data, places.indices, places.indptr), shape=cloud.shape)
+
+
+def pattern_of(neighbours: Any, shape: tuple[int, int]) -> Any:
+    """Return the CSR pattern of neighbours that another library found; each pair is stored once."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+
+    m, n = shape
+    if hasattr(neighbours, "tocoo"):
+        pairs = host(neighbours).tocoo()
+        if pairs.shape != shape:
+            raise ValueError(f"neighbours must have shape {shape}, got {pairs.shape}")
+        row, column = pairs.row, pairs.col
+    else:
+        index = as_array(neighbours, "neighbours", lambda z: np.asarray(host(z)))
+        if index.ndim != 2 or len(index) != m or index.dtype.kind not in "iu":
+            raise ValueError(f"neighbours must be integers ({m}, k), got {index.dtype} of shape {index.shape}")
+        if index.size and not -1 <= index.min() <= index.max() < n:
+            raise ValueError(
+                f"neighbours must be points of y, in 0..{n - 1}, or -1, got {index.min()} to {index.max()}"
+            )
+        row, place = np.nonzero(index >= 0)
+        column = index[row, place]
+    found = sparse.csr_array((np.ones(len(row), np.int8), (row, column)), shape=shape)
+    found.sum_duplicates()
+    return found
+
+
+def within(cloud: PointCosts, radius: float) -> Any:
+    """Return the CSR pattern of the pairs that cost at most ``radius``, and of few that cost a little more."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+    from scipy.spatial import cKDTree  # noqa: PLC0415
+    from scipy.spatial.distance import cdist  # noqa: PLC0415
+
+    metric, scale = cloud.core
+    if not metric.degree:
+        raise ValueError(f"radius must be for a metric that is a power of a distance, got {cloud.metric!r}")
+    reach = (radius / scale) ** (1 / metric.degree) * (1 + 1e-9)
+    columns = np.ascontiguousarray(cloud.targets)
+    if cloud.rows.shape[1] <= TREE_DIMENSIONS:
+        found = cKDTree(columns).query_ball_point(cloud.rows, reach, p=metric.norm)
+        start = np.cumsum([0, *map(len, found)])
+        column = np.concatenate([np.empty(0, np.int64), *(np.asarray(z, np.int64) for z in found)])
+        return sparse.csr_array((np.ones(len(column), np.int8), column, start), shape=cloud.shape)
+    name, power = scipy_norm(metric.norm)
+    if name == "sqeuclidean":
+        reach = reach * reach
+    step = max(1, BLOCK // len(columns))
+    parts = [
+        sparse.csr_array(cdist(cloud.rows[i : i + step], columns, name, **power) <= reach)
+        for i in range(0, len(cloud.rows), step)
+    ]
+    return sparse.csr_array(sparse.vstack(parts)).astype(np.int8)
+
+
+def without(matrix: Any, entries: Any) -> Any:
+    """Return the pattern of a CSR array without some of its entries."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+
+    row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    row, column = (np.delete(z, entries) for z in (row, matrix.indices))
+    return sparse.csr_array((np.ones(len(row), np.int8), (row, column)), shape=matrix.shape)
+
+
+def scipy_norm(norm: float) -> tuple[str, dict[str, float]]:
+    """Return the name of a norm's distance in SciPy's ``cdist``, squared for the Euclidean one, and its power."""
+    name = {1: "cityblock", 2: "sqeuclidean", np.inf: "chebyshev"}.get(norm, "minkowski")
+    return name, {"p": norm} if name == "minkowski" else {}
 
 
 def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any:
@@ -399,8 +495,7 @@ def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any
     norm, (n, d) = METRICS[metric].norm, points.shape
     if d <= TREE_DIMENSIONS:
         return cKDTree(points).query(queries, k, p=norm, workers=workers)[1].reshape(len(queries), k)
-    name = {1: "cityblock", 2: "sqeuclidean", np.inf: "chebyshev"}.get(norm, "minkowski")
-    power = {"p": norm} if name == "minkowski" else {}
+    name, power = scipy_norm(norm)
     index = np.empty((len(queries), k), np.int64)
     centre = points.mean(0)
     moved = points - centre

@@ -331,6 +331,12 @@ FUNCTIONS = {
              reference=np.ones((4, 5))))]}),
     "knn_cost": (mapuot.knn_cost, {"x": POINTS, "y": POINTS, "k": 3}, {
         V: [("k", " must be at most 9", 10), ("k", " must be an integer >= 1", 0),
+            ("neighbours", "k, neighbours or radius must be given, one of the three", np.zeros((9, 1), int)),
+            ({"k": None, "neighbours": np.zeros((3, 1), int)}, "neighbours must be integers (9, k)"),
+            ({"k": None, "neighbours": np.full((9, 1), 9)}, "neighbours must be points of y, in 0..8, or -1"),
+            ({"k": None, "neighbours": S}, "neighbours must have shape (9, 9)"),
+            ({"k": None, "radius": -1.0}, "radius must be"),
+            ({"k": None, "radius": 1.0, "metric": "wfr"}, "radius must be for a metric that is a power"),
             ("metric", " must be one of", "hamming"), ("y", "x and y must have equally many columns", POINTS[:, :1])]}),
     "PointCloud": (mapuot.PointCloud, {"x": POINTS[:5], "y": POINTS[5:]}, {
         V: [("x", " must be a non-empty matrix of points", ONE), ("x", "equally many columns", np.ones((3, 1))),

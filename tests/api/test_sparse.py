@@ -243,6 +243,35 @@ def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
     np.testing.assert_allclose(S.data, M[wanted], rtol=1e-9)
 
 
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
+@pytest.mark.parametrize("d", [3, 20])
+def test_costs_of_given_neighbours_and_within_a_radius(metric, d):
+    """Indices with -1 for absent ones, the pattern of any sparse matrix, and all pairs that cost little."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((30, d)) + 0.1, rng.random((20, d))
+    how = {"metric": metric, "scale": 0.7, "weights": rng.random(d) + 0.5}
+    M = np.asarray(mapuot.PointCloud(x, y, **how))
+    index = np.argsort(M, 1)[:, :4]
+    wanted = np.zeros(M.shape, bool)
+    np.put_along_axis(wanted, index, True, 1)
+    wanted[5, index[5, 2:]] = False
+    index[5, 2:] = -1
+    index[6, 1] = index[6, 0]  # twice the same
+    wanted[6] = False
+    wanted[6, index[6]] = True
+    for given in (index, sparse.csr_array(wanted), sparse.coo_matrix(wanted.astype(float))):
+        S = mapuot.knn_cost(x, y, neighbours=given, **how)
+        np.testing.assert_array_equal(S.toarray() != 0, wanted)
+        np.testing.assert_allclose(S.data, M[wanted], rtol=1e-9)
+        assert S.has_canonical_format
+    assert mapuot.solve(S, reg=0.1, reg_m=1.0).converged
+    radius = np.median(M)
+    S = mapuot.knn_cost(x, y, radius=radius, **how)
+    np.testing.assert_array_equal(S.toarray() != 0, radius >= M)
+    assert mapuot.knn_cost(x, x, radius=radius, **how).diagonal().max() < 1e-15
+    assert mapuot.knn_cost(x + 5, y - 5, radius=1e-9, metric=metric).nnz == 0 or metric == "cosine"
+
+
 @pytest.mark.parametrize("form", ["points", "array", "function"])
 @pytest.mark.parametrize("reference", ["product", "uniform"])
 @pytest.mark.parametrize("change", [0.5, 1 - 1e-6, 1.0, 1.2])
