@@ -132,16 +132,11 @@ class FactoredPlans(Protocol):
 
 
 class Reached(NamedTuple):
-    """Potentials (p, m) and (p, n), or 0, at ``level`` times the reg asked for, a power of 2."""
+    """Potentials (p, m) and (p, n) at ``level`` times the reg asked for, a power of 2."""
 
     level: float
     log_u: Any
     log_v: Any
-
-    def of(self, places: Any) -> tuple[Any, Any]:
-        if np.isscalar(self.log_u):
-            return (0.0, 0.0)
-        return (self.log_u[places], self.log_v[places])
 
 
 def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: float) -> int:
@@ -151,38 +146,41 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: fl
     range of the costs over reg.
     """
     first_level = 2.0 ** math.ceil(math.log2(min(max(spread / FIRST_LEVEL, 1.0), MOST_LEVEL)))
-    starts = [start for start in starts if start.level <= first_level]
-    last = len(starts)
-    starts.append(Reached(first_level, 0.0, 0.0))
     every = np.arange(work.count)
     missed = np.full(work.count, np.inf)
     enough = allowed.copy()
-    begins = np.full(work.count, last)  # the start of each problem
-    for i, start in enumerate(starts[:last]):
-        some = every[begins == last]
-        if not len(some):
+    levels = np.full(work.count, first_level)  # of the start of each problem
+    far = every
+    for start in starts:
+        if not len(far) or start.level > first_level:
             break
         work.set_level(start.level)
-        found = begin_at(work, some, start)
-        begins[some[found <= NEAR]] = i
+        work.place(far, start.log_u[far], start.log_v[far])
+        found = begin(work, far).missed
         if start.level == 1.0:
-            missed[some] = found
-            work.keep(some)
+            missed[far] = found
+            work.keep(far)
+        levels[far[found <= NEAR]] = start.level
+        far = far[~(found <= NEAR)]
     factors = 0
     for again in (False, True):
+        if again:
+            far = every
+        if len(far):
+            work.place(far, 0.0, 0.0)
+            levels[far] = first_level
         left = every[~(missed <= enough)]
         if not len(left):
             break
         level_miss = np.full(len(left), LEVEL_MISS)
         if again:
             level_miss = np.maximum(np.minimum(FINER * missed[left], FINE_MISS), allowed[left])
-        reached = follow_path(work, left, begins[left], allowed[left], starts, level_miss, again)
+        reached = follow_path(work, left, levels[left], allowed[left], level_miss, again)
         factors += reached.factors
         better = ~(missed[left] <= reached.missed)  # NaN is no miss to keep
         missed[left[better]] = reached.missed[better]
         enough[left[better]] = np.maximum(allowed[left], reached.rounding)[better]
         work.keep(left[better])
-        begins[:] = last
     return factors
 
 
@@ -195,22 +193,19 @@ class Descent(NamedTuple):
 
 
 def follow_path(
-    work: FactoredPlans, places: Any, begins: Any, allowed: F64, starts: list[Reached], level_miss: F64, again: bool
-) -> Descent:
-    """Make steps at regs that halve, for each problem from its start on.
+    work: FactoredPlans, places: Any, levels: F64, allowed: F64, level_miss: F64, again: bool
+) -> Descent:  # fmt: skip
+    """Make steps at regs that halve, for each problem from its level on, where its potentials are.
 
     ``level_miss``: what columns may miss at larger regs. A problem that misses more leaves the path, and its miss is
     inf, unless the path is followed ``again``.
     """
-    levels = np.array([start.level for start in starts])[begins]
     level = float(levels.max())
     missed, rounding = np.full((2, len(places)), np.inf)
     follows = np.ones(len(places), bool)
     factors = 0
     while True:
         work.set_level(level)
-        for i in np.unique(begins[levels == level]):
-            work.place(places[begins == i], *starts[i].of(places[begins == i]))
         active = np.flatnonzero(follows & (levels >= level))
         if len(active):
             if level == 1.0:
@@ -229,12 +224,6 @@ def follow_path(
         lower = max(1.0, level / 2)
         work.scale(places[active], level / lower)
         level = lower
-
-
-def begin_at(work: FactoredPlans, places: Any, start: Reached) -> F64:
-    """Place the potentials of a start; return what the columns of their plans miss."""
-    work.place(places, *start.of(places))
-    return begin(work, places).missed
 
 
 def begin(work: FactoredPlans, places: Any) -> Judged:
