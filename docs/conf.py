@@ -112,6 +112,7 @@ ANSWERS = {
         "MultiResult",
         "BarycenterResult",
         "GromovResult",
+        "GromovPairs",
         "Stats",
         "Tuned",
         "wot.Coupling",

@@ -111,6 +111,15 @@ def test_code_of_the_site_fits_into_its_column():
     assert not wide
 
 
+def test_constructors_of_all_answers_are_hidden():
+    """Users never make an answer: docs/conf.py names all classes below the heading "Answers", and a Coupling."""
+    index = (ROOT / "docs/api/index.rst").read_text(encoding="utf-8")
+    listed = re.findall(r"^   (\w+)$", index.partition("\nAnswers\n")[2].partition("\nProducts\n")[0], re.M)
+    conf = (ROOT / "docs/conf.py").read_text(encoding="utf-8").partition("ANSWERS = ")[2].partition("}\n\n")[0]
+    assert len(listed) > 5
+    assert {*listed, "wot.Coupling"} == set(re.findall(r'"([\w.]+)"', conf))
+
+
 def test_pages_of_plot_have_the_pictures_of_the_gallery():
     """Each function of mapuot.plot is drawn by the gallery page, in the order that docs/conf.py counts."""
     conf = (ROOT / "docs/conf.py").read_text(encoding="utf-8")
