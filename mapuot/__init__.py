@@ -57,11 +57,11 @@ __all__ = [
 ]  # fmt: skip
 threadpoolctl.register(ThreadLimit)
 # imported on first use; doors in __all__ need no extra
-DOORS = "da", "flow", "groups", "jax", "moscot", "plot", "torch", "wot"
+DOORS = "da", "flow", "fugw", "groups", "jax", "moscot", "plot", "torch", "wot"
 
 
 if TYPE_CHECKING:  # so that checkers of types find unknown names
-    from . import da, flow, wot
+    from . import da, flow, fugw, wot
     from . import groups as groups
     from . import jax as jax
     from . import moscot as moscot
