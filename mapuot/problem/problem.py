@@ -185,7 +185,7 @@ class Common(DerivedMembers):
     @property
     def least_lift(self) -> Any:
         """The lift less its rounding, for lower bounds."""
-        if not self.constant:
+        if not np.any(self.constant):
             return 0.0
         lift = self.lift
         return lift - LIFT_ROUNDING * np.abs(lift)
