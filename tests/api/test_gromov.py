@@ -2,6 +2,7 @@
 
 import math
 
+import gromovs
 import numpy as np
 import pytest
 from judge import divergence
@@ -548,3 +549,13 @@ def test_geodesics_are_shortest_paths_and_landmarks_approximate_them(monkeypatch
         mapuot.gromov(apart, line, metric="geodesic", **given)
     with pytest.raises(ValueError, match=r"^X must have lengths of edges >= 0"):
         mapuot.gromov(-apart, line, metric="geodesic", **given)
+
+
+@pytest.mark.parametrize(("seed", "count"), [(5, 6), pytest.param(1, 200, marks=pytest.mark.nightly)])
+def test_random_problems_have_true_values_certificates_and_bounds(seed, count):
+    totals, failures = gromovs.run(seed=seed, count=count, starts=20)
+    assert not failures
+    assert totals["certificates judged"] >= 0.9 * count
+    assert totals["compared with POT"] == count
+    assert totals["above POT"] <= 0.03 * count
+    assert totals["bounds"] >= 0.1 * count
