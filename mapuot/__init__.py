@@ -43,6 +43,7 @@ from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .marginals import MultiResult, multimarginal
 from .problem.clouds import PointCloud
 from .problem.grid import Grid
+from .problem.low_rank import LowRankReference
 from .problem.mask import SeededMask
 from .synonyms import no_such_name
 from .threadpool import ThreadLimit
@@ -50,10 +51,10 @@ from .threadpool import ThreadLimit
 __version__ = "1.0.0"
 __all__ = [
     "BarycenterResult", "BatchResult", "Certificate", "ConvergenceWarning", "Grid", "GromovPairs", "GromovResult",
-    "InfeasibleError", "MultiResult", "PointCloud", "Result", "ScalingWarning", "SeededMask", "Stats", "Tuned",
-    "__version__", "barycenter", "certify", "da", "flow", "fugw", "gromov", "gromov_pairwise", "knn_cost", "load",
-    "log_matmul", "multimarginal", "pairwise", "path", "pot", "sinkhorn_divergence", "solve", "solve_batch",
-    "solve_sample", "tune", "wot",
+    "InfeasibleError", "LowRankReference", "MultiResult", "PointCloud", "Result", "ScalingWarning", "SeededMask",
+    "Stats", "Tuned", "__version__", "barycenter", "certify", "da", "flow", "fugw", "gromov", "gromov_pairwise",
+    "knn_cost", "load", "log_matmul", "multimarginal", "pairwise", "path", "pot", "sinkhorn_divergence", "solve",
+    "solve_batch", "solve_sample", "tune", "wot",
 ]  # fmt: skip
 threadpoolctl.register(ThreadLimit)
 # imported on first use; doors in __all__ need no extra

@@ -153,9 +153,10 @@ def solve(
         repeats POT's iterates. "map-uot" rescales one buffer in place (arXiv 2412.11079) and keeps the scalings, too.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
         The divergence D of both sides, or one for the rows and one for the columns.
-    reference : {"product", "uniform"} or (m, n) array
+    reference : {"product", "uniform"}, (m, n) array or LowRankReference
         The measure c of the entropy: a b^T, ones, or a matrix, in which zeros forbid pairs; for a sparse M it may be
-        sparse. The objective counts the whole mass of c, including the mass of forbidden pairs.
+        sparse. A `LowRankReference` makes it from factors or labels. The objective counts the whole mass of c,
+        including the mass of forbidden pairs.
     mask : SeededMask, optional
         Keep random pairs only, and count each of them ``1 / keep`` times in the reference. The seed determines the
         pairs; nothing is stored.

@@ -97,3 +97,13 @@ def test_units_of_each_pair_are_found_on_the_device(name, monkeypatch):
     monkeypatch.setattr("mapuot.problem.scale.ALL", 5)
     far = mapuot.solve_batch(mapuot.PointCloud(there, there[::-1]), **how)
     assert np.isfinite(far.scale_cost).all()
+
+
+def test_a_reference_of_low_rank():
+    rng = np.random.default_rng(0)
+    x, y, U, V = (rng.random((k, 2)) for k in (7, 9, 7, 9))
+    want = mapuot.solve(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0, reference=U @ V.T, tol=1e-8)
+    cloud = mapuot.PointCloud(cp.asarray(x), cp.asarray(y))
+    found = mapuot.solve(cloud, reg=0.1, reg_m=1.0, reference=mapuot.LowRankReference(U, V), tol=1e-8)
+    assert found.converged
+    assert_allclose(host(found.plan), want.plan, atol=1e-7)
