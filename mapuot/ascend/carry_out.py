@@ -138,7 +138,7 @@ def all_stages(
     if way.stages[-1].factored:
         starts[1.0] = Reached(1.0, *run.potentials)
     cancelled = False
-    kept = KeptPairs(run, way.options.threads)
+    kept: KeptPairs | None = None
     for stage in way.stages:
         if run.outcome.status not in stage.after:
             continue
@@ -154,13 +154,15 @@ def all_stages(
             skip = None
             now, log_v = after_steps(run, task, now, way.options, log_v, starts)
         allow_passes(run, now, cancelled)
+        if stage.kept:
+            kept = kept or KeptPairs(run, way.options.threads)
         found = one_stage(run, task, now, way.options, log_v, skip, kept)
         if found is None:
             continue
         log_v = found
         if starts:
             note_start(run, task, stage, starts)
-        done.append(StageRecord(now, before, run.reads, run.clusters, kept.share))
+        done.append(StageRecord(now, before, run.reads, run.clusters, run.share))
         cancelled = settle(run, stage, larger, cancelled)
     return done, skip
 
@@ -209,7 +211,7 @@ def allow_passes(run: Run, stage: Stage, cancelled: bool) -> None:
 
 
 def one_stage(
-    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None, kept: KeptPairs
+    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None, kept: KeptPairs | None
 ) -> F64 | None:  # fmt: skip
     """Make the passes of one stage; the given and the returned log v belong to the requested reg.
 
@@ -217,18 +219,17 @@ def one_stage(
     """
     options = dataclasses.replace(stage.options(options), last=stage.certifies)
     ratio = float(stage.reg / task.reg)
-    kept.share = 0.0
-    kept.skip = skip
+    run.share = 0.0
+    if kept:
+        kept.skip = skip
     if ratio == 1.0:
-        if stage.kept:
-            solve = kept.solve
-        else:
-            solve = functools.partial(run.run, leave=stage.leave, skip=skip)
-        return solve(task, options, log_v)
+        if kept and stage.kept:
+            return kept.solve(task, options, log_v)
+        return run.run(task, options, log_v, stage.leave, skip)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
     options = dataclasses.replace(options, last=stage.certifies and task.balanced)
     found = None
-    if stage.kept:
+    if kept and stage.kept:
         found = kept.passes(task, dataclasses.replace(options, tol=PAIRS.rung_tol), log_v)
     return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 

@@ -32,7 +32,7 @@ class KeptPairs:
         self.run, self.threads = run, threads
         self.skip: Truncation | None = None  # the pairs of points that the current stage skips
         self.task: Problem | None = None  # the sparse problem of the last kept pairs
-        self.share = 0.0  # of all pairs that were kept at the start of the last stage
+
         self.largest = math.inf  # passes over kept pairs are not tried above this reg
 
     def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
@@ -43,7 +43,7 @@ class KeptPairs:
         made = False
         while run.n_passes < most and (pairs := self.select_pairs(task, log_v)) is not None:
             if not made:
-                self.share = pairs.size / task.size
+                run.share = pairs.size / task.size
             made = True
             run.limit = min(most, run.n_passes + PAIRS.selection_passes)
             log_v = run.run(pairs, own, log_v)
