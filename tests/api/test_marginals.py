@@ -26,7 +26,7 @@ from marginals import (
 
 import mapuot
 from mapuot.backends.kernel import StaleError
-from mapuot.marginals import coarse
+from mapuot.marginals import certificate, coarse
 from mapuot.marginals.settings import TREES
 from mapuot.marginals.tree import Tree
 from mapuot.penalties import kl_divergence
@@ -437,6 +437,24 @@ def test_no_false_certificate(storage, kind, part, monkeypatch, using):
     assert sum(converged for converged, _ in solved) >= (0.9 * len(solved) if kind == "hard" else len(solved) - 2)
     assert narrow or np.median([ratio for converged, ratio in solved if converged]) > 0.1 or kind != "hard"
     assert len(steps) > count or kind != "corrected steps"  # else it tells nothing of them
+
+
+@pytest.mark.parametrize("reg_m", [1.0, np.inf])
+def test_a_certificate_tells_the_rounding_of_exponents(reg_m, monkeypatch):
+    """Newton's bound adds it: twice the 4 roundings of the largest cost / reg."""
+    ratios, certify = [], certificate.certify
+
+    def recorded(problem, *others):
+        told = certify(problem, *others)
+        if told.error < np.inf:
+            ratios.append(told.rounding[0] / (8 * 2.0**-53 * problem.largest / problem.reg))
+        return told
+
+    monkeypatch.setattr(certificate, "certify", recorded)
+    costs, masses = problem("chain", 3, 6)
+    mapuot.multimarginal(costs, [x / x.sum() for x in masses], reg=1e-3, reg_m=reg_m)
+    assert ratios
+    assert min(ratios) >= 1
 
 
 @pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])

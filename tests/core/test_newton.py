@@ -9,6 +9,7 @@ from mapuot._core import ffi, lib
 from problems import clouds, relative_error, verify, with_zeros
 
 import mapuot
+from mapuot.ascend.loop import StagePasses
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.newton import GIVES_UP, HOLDS, ColumnsNewton, Newton
 from mapuot.penalties import plan_error
@@ -324,3 +325,19 @@ def test_steps_over_a_float32_kernel_are_in_float64(seed):
     exact = mapuot.solve(M, a, b, precision="float64", tol=1e-12, **given)
     assert "float32" in found.how
     assert np.abs(found.plan - exact.plan).sum() / found.mass <= found.error_bound + exact.error_bound
+
+
+def test_newtons_step_waits_for_a_pass_that_ends(monkeypatch):
+    """A pass that goes on, or has failed, is followed by what its own verdict asks for."""
+    statuses, meet = [], StagePasses.meet
+
+    def recorded(self, newton):
+        statuses.append(self.run.trace[-1].status)
+        return meet(self, newton)
+
+    monkeypatch.setattr(StagePasses, "meet", recorded)
+    case = clouds(30, 20, reg=0.02, reg_m=np.inf)
+    b = case.b * (case.a.sum() / case.b.sum())
+    assert case.replace(b=b).solve(threads=2).converged
+    assert statuses
+    assert {*statuses} <= {"converged", "stalled"}
