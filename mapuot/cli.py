@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
-from . import __version__, files, plot
+from . import __version__, files
 from .answer.result import Result
 from .answer.store import contents
 from .answer.summary import REFERENCES
 from .api.solve import solve
 from .api.tune import tune
 from .backends import BACKENDS
+from .drawing import pyplot
 from .errors import ConvergenceWarning
 from .penalties import PENALTIES
 from .problem.clouds import PointCloud
@@ -244,7 +245,7 @@ def check_written(options: dict[str, Any]) -> None:
     if kind in ("npy", "csv") and (options["plan"] or ("", None))[0] != "dense":
         raise click.UsageError(f"an {suffix} file holds one array: ask for --plan dense, or name another kind of OUT")
     if options["report"]:
-        plot.pyplot()
+        pyplot()
     if kind in files.LIBRARIES:
         files.library(kind)
     read = [*(options[name] for name in ("problem", "a", "b", "reference")), *(options["points"] or ())]

@@ -8,7 +8,7 @@ read block by block: no function holds the whole plan.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +19,19 @@ from .answer.result import Result
 from .answer.tensors import taken
 from .api.log_matmul import log_matmul
 from .arrays import host
-from .errors import shown
+from .drawing import (
+    Colours,
+    as_axes,
+    balance_map,
+    colour_bar,
+    colours_of,
+    legend_below,
+    masses_map,
+    power_scale,
+    shares_map,
+    type_colours,
+    with_norm,
+)
 from .penalties import F64
 from .problem.grid import GridCosts
 from .problem.labels import pair_of
@@ -34,19 +46,11 @@ LEAST_DRAWN = 1e-17  # smaller errors are drawn at this value
 LEAST_MOVED = 0.01  # nodes of an image below this share of the largest moved mass have no displacement
 ARROWS_OF_IMAGE = 16  # arrows along the longer side of an image
 LEAST_REACH = 0.01  # the axis of sorted shares reaches this far from 1 at least: balanced shares differ by rounding
-MANY_POINTS, SIZES = 1000, (20, 10)  # points of a picture, and their areas up to so many points and above
+MANY_POINTS = 1000  # of a picture
+SIZES = (20, 10)  # areas of points, up to so many points and above
 PLANE = "points in the plane, shape ({}, 2)"
 IMAGES = ("given", "received", "left behind", "displacement")
 FIGURES_OF_TABLE = 144  # cells of a table of transitions that have room for their numbers
-
-
-def pyplot() -> Any:
-    """Import ``matplotlib.pyplot``, or raise an error with the install command."""
-    try:
-        from matplotlib import pyplot as plt  # noqa: PLC0415 - on first use
-    except ImportError as error:
-        raise ImportError("mapuot.plot needs matplotlib: pip install 'mapuot[plot]'") from error
-    return plt
 
 
 # ---- checks
@@ -67,21 +71,6 @@ def as_result(value: Any, name: str) -> Any:
     raise TypeError(f"{name} must be a Result, got {kind}{cure}")
 
 
-def as_axes(ax: Any, count: int, **figure: Any) -> list[Any]:
-    """Return a list of ``count`` axes: the given ones, or the axes of a new figure."""
-    if ax is None:
-        made = pyplot().subplots(**{"layout": "constrained", **figure})[1]
-        return list(np.ravel(made))
-    found = list(np.ravel(np.asarray(ax, object)))
-    if len(found) != count:
-        wanted = "one Axes" if count == 1 else f"{count} Axes"
-        raise ValueError(f"ax must be {wanted}, got {len(found)}")
-    for one in found:
-        if not hasattr(one, "transAxes"):
-            raise TypeError(f"ax must be an Axes of Matplotlib, got {shown(one)}")
-    return found
-
-
 def points_of(value: Any, name: str, count: int) -> F64:
     points = host(taken(value, name))
     shape = np.shape(points)
@@ -89,96 +78,6 @@ def points_of(value: Any, name: str, count: int) -> F64:
         cure = f"pass two coordinates, {name}[:, :2], or a projection such as UMAP"
         raise ValueError(f"{name} must be {PLANE.format(count)}, got shape {shape}: {cure}")
     return np.asarray(as_numbers(points, name, PLANE.format(count), (count, 2)))
-
-
-# ---- colours, from the style in which the axes were made
-
-
-class Colours(NamedTuple):
-    """Colours of one Axes. ``rows`` and ``cols`` are the first two of the style's cycle."""
-
-    rows: Any  # also: mass that moves, mass that is created
-    cols: Any  # also: mass that is left behind
-    given: Any  # a grey between text and background
-    text: Any
-    background: Any
-    cycle: tuple[Any, ...]
-
-
-def colours_of(ax: Any) -> Colours:
-    from matplotlib import colors, rcParams  # noqa: PLC0415 - on first use
-
-    text = np.array(colors.to_rgb(ax.xaxis.label.get_color()))
-    background = colors.to_rgba(ax.get_facecolor())
-    if background[3] == 0:  # a transparent Axes shows its figure
-        background = colors.to_rgba(ax.figure.get_facecolor())
-    paper = np.array(background[:3])
-    cycle = tuple(rcParams["axes.prop_cycle"].by_key().get("color", ("C0",)))
-    rows, cols = (cycle * 2)[:2]
-    return Colours(rows, cols, 0.45 * text + 0.55 * paper, text, paper, cycle)
-
-
-def masses_map(colours: Colours) -> Any:
-    """Return a colour map from the background through the style's first colour nearly to the text's colour."""
-    from matplotlib.colors import LinearSegmentedColormap, to_rgb  # noqa: PLC0415 - on first use
-
-    last = 0.8 * colours.text + 0.2 * np.array(to_rgb(colours.rows))
-    return LinearSegmentedColormap.from_list("mass", [colours.background, colours.rows, last])
-
-
-def shares_map(colours: Colours) -> Any:
-    """Return a colour map from the background to the style's first colour."""
-    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - on first use
-
-    return LinearSegmentedColormap.from_list("share", [colours.background, colours.rows])
-
-
-def balance_map(colours: Colours) -> Any:
-    """Return a colour map with grey in its middle: left behind below it, created above it."""
-    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - on first use
-
-    middle = 0.2 * colours.text + 0.8 * colours.background
-    return LinearSegmentedColormap.from_list("balance", [colours.cols, middle, colours.rows])
-
-
-def with_norm(style: dict[str, Any], norm: Any) -> dict[str, Any]:
-    """Add a norm to the keywords, unless the caller gave limits or a norm."""
-    if {"norm", "vmin", "vmax"} & set(style):
-        return style
-    return {"norm": norm, **style}
-
-
-def power_scale(largest: float) -> Any:
-    """Return a scale by square roots from 0, which shows masses of 1 % of the largest as 10 %."""
-    from matplotlib.colors import PowerNorm  # noqa: PLC0415 - on first use
-
-    return PowerNorm(0.5, vmin=0.0, vmax=largest or 1.0)
-
-
-def colour_bar(drawn: Any, ax: Any, label: str, **place: Any) -> Any:
-    if "cax" not in place:
-        place["ax"] = ax
-    bar = ax.figure.colorbar(drawn, **place)
-    bar.set_label(label)
-    if hasattr(bar.formatter, "set_powerlimits"):
-        bar.formatter.set_powerlimits((-2, 4))
-    return bar
-
-
-def legend_below(ax: Any) -> None:
-    """Put the legend below the labels of the ticks, where it covers no point, in as many columns as find room."""
-    from matplotlib import rcParams  # noqa: PLC0415 - on first use
-    from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415 - on first use
-
-    names = ax.get_legend_handles_labels()[1]
-    size = rcParams["font.size"]
-    room = 72 * ax.get_position().width * ax.figure.get_figwidth()  # points
-    columns = int(room / (size * (0.55 * max(map(len, names)) + 3)))  # a letter is .55 of the size wide
-    below = ax.transAxes + ScaledTranslation(0, -26 / 72, ax.figure.dpi_scale_trans)
-    ax.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=min(max(columns, 1), 4),
-        frameon=False, columnspacing=1.2, handletextpad=0.4, borderaxespad=0.0, markerscale=1.6,
-    )  # fmt: skip
 
 
 # ---- the certificate
@@ -487,13 +386,6 @@ def plane(x: F64, y: F64, ax: Any, labels: Any) -> None:
         ax.scatter(*starts.T, s=12, color=[colour], linewidths=0, label=str(one))
     ax.scatter([], [], s=12, color=[colours.given], linewidths=0, label="rows (from)")
     ax.scatter([], [], s=22, facecolors="none", edgecolors=[colours.given], label="columns (to)")
-
-
-def type_colours(count: int, colours: Colours) -> Any:
-    """Return one colour for each type, from the style's cycle, or from a colour map where the cycle is too short."""
-    if count <= len(colours.cycle):
-        return colours.cycle[:count]
-    return pyplot().get_cmap("turbo")(np.linspace(0.05, 0.95, count))
 
 
 def arrows(

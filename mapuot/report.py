@@ -21,6 +21,7 @@ from .annotations import FilePath, SideName
 from .answer.result import Result
 from .answer.store import contents
 from .answer.summary import facts, number
+from .drawing import pyplot
 from .files import complete
 from .problem.grid import GridCosts
 from .spaces.steps import GromovResult
@@ -77,7 +78,7 @@ def write_report(
     >>> result = mapuot.solve(np.random.default_rng(0).random((30, 20)), reg=0.05, reg_m=1.0)
     >>> write_report(result, "answer.html", "A first answer", {"reg": 0.05, "reg_m": 1.0})
     """
-    plot.pyplot()  # or an error with the install command
+    pyplot()  # or an error with the install command
     ranks = result.problem.ranks
     with ranks.together():
         described = facts(result)

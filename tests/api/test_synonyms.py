@@ -227,7 +227,11 @@ def test_the_page_has_the_tables():
         ("moscot", "mapuot.moscot", "mapuot.moscot needs moscot: pip install moscot"),
         ("torch", "mapuot.torch", "mapuot.torch needs PyTorch: pip install 'mapuot[torch]'"),
         ("jax", "mapuot.jax", "mapuot.jax needs JAX: pip install jax"),
-        ("matplotlib", "mapuot.plot.pyplot()", "mapuot.plot needs matplotlib: pip install 'mapuot[plot]'"),
+        (
+            "matplotlib",
+            "mapuot.plot.convergence(mapuot.solve([[1.0]], reg=1, reg_m=1))",
+            "mapuot.plot needs matplotlib: pip install 'mapuot[plot]'",
+        ),
         ("h5py", "mapuot.solve([[1.0]], reg=1, reg_m=1).save('a.h5')", "h5py: pip install 'mapuot[files]'"),
         ("cupy", "mapuot.solve([[1.0]], reg=1, reg_m=1, backend='cuda')", "pip install 'mapuot[gpu]'"),
         ("cupy", "mapuot.arrays.import_cupy()", "arrays on a GPU need CuPy: pip install 'mapuot[gpu]'"),
