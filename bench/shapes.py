@@ -89,7 +89,8 @@ def matches(case: str, n: int) -> Any:
 def value_of(D: Any, E: Any, a: Any, b: Any, P: Any, reg: float) -> float:
     """Return the objective of a balanced plan by its definition."""
     P = np.asarray(P, np.float64)
-    r, s = P.sum(1), P.sum(0)
+    r = P.sum(1)
+    s = P.sum(0)
     structure = r @ D**2 @ r + s @ E**2 @ s - 2 * ((D @ P @ E) * P).sum()
     ratio = np.where(P > 0, P, 1) / np.where(P > 0, np.outer(a, b), 1)
     return float(structure + 2 * reg * P.sum() * (P * np.log(ratio)).sum())
