@@ -90,9 +90,9 @@ class PointCloud(UserCost):
     -----
     Memory holds the points, and the matrix if it is formed; a Result then keeps the matrix. Otherwise each pass
     computes the costs: in float32 while the error is large (except for "wfr"), in float64 in passes that certify. Costs
-    are computed from differences of coordinates, so that no digits are lost far from the origin. On a GPU, in 16
-    dimensions or more, a formed matrix of squared distances is a matrix product of coordinates relative to the middle
-    of the points. The certificate counts the rounding of these products, and of "inner", where terms may cancel.
+    are computed from differences of coordinates, so that no digits are lost far from the origin. On a GPU, in many
+    dimensions, a formed matrix of squared distances is a float64 product of coordinates relative to one of the points.
+    The certificate counts the rounding of these products, and of "inner", where terms may cancel.
     ``numpy.asarray(cloud)`` forms the matrix. ``backend="auto"`` solves on the GPU if the points are on one.
 
     Points on a GPU stay there; with ``weights``, or for "cosine", their coordinates are scaled on the host first. A

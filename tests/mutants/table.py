@@ -286,6 +286,16 @@ TABLE = {
         "cuda/test_points_cuda.py::test_a_matrix_of_products_errs_by_what_is_told", [
         "{{if (!finite) odd[1] = 1;}}", "{{if (!finite) odd[0] = 1;}}",
     ]),
+    "src_cuda/point_products.cuh": (
+        "cuda/test_points_cuda.py::test_rows_and_columns_have_the_same_bits[narrow-70] "
+        "cuda/test_points_cuda.py::test_products_on_tensor_cores_are_those_of_float64[sqeuclidean-40]", [
+        "unit_of(8 * g + lane % 8, {{4 + }}lane / 8)",
+    ]),
+    "src_cuda/point_wide_products.cuh": (
+        "cuda/test_points_cuda.py::test_float64_products_on_tensor_cores_have_quick_powers[20]", [
+        "[threadIdx.x] = {{j < others ? __ldg(weight + j) : 0~>__ldg(weight + j)}}",
+        "[{{PIECE * c + }}q * 4 + part]",
+    ]),
     "src_cuda/boxes.cu": ("cuda/test_points_cuda.py::test_boxes_keep_what_those_of_the_cpu_keep", [
         "]{{ + B.y_half[k * B.n + j]}}", "fma(0.{{5~>25}} * fabs", "{{r, s - D, fma(-s, s, sum)~>-s, s, sum}}",
         "{{(B.x_log_mass[i] + B.y_log_mass[j])~>B.x_log_mass[i]}}", "{{kept ? 0 : exp(bound)~>0}}",
