@@ -687,12 +687,10 @@ def corners(points: F64) -> tuple[F64, F64]:
 
 def as_points(value: Any, name: str, stays: bool = False) -> Any:
     """Check points, (m, d), and return them on the host; with ``stays`` on the current device, numbers unchecked."""
-    if is_tensor(value) and not stays:
-        value = array_of(value)
     if stays:
         points = as_array(value, name, there)
     else:
-        points = as_array(host(value), name)
+        points = as_array(host(value), name, on_host)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
         if points.ndim == 1:
@@ -703,6 +701,13 @@ def as_points(value: Any, name: str, stays: bool = False) -> Any:
     if not stays:
         check_finite(points, name)
     return points
+
+
+def on_host(value: Any) -> Any:
+    """Return an array on the host."""
+    if is_tensor(value):
+        value = host(array_of(value))
+    return np.asarray(value)
 
 
 def check_finite(points: Any, name: str) -> None:

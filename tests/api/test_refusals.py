@@ -727,6 +727,15 @@ def test_tensors_that_cannot_be_read_are_named(name, trouble):
         call(**{name: value})
 
 
+@pytest.mark.parametrize("trouble", ["sparse", "meta", "complex"])
+def test_points_in_tensors_that_cannot_be_read_are_named(trouble):
+    torch = pytest.importorskip("torch")
+    points = torch.ones(4, 2)
+    assert mapuot.PointCloud(torch.nn.Parameter(points.bfloat16())).dtype == np.float32
+    with pytest.raises(TypeError, match=r"^x\b.*(read as an array|real numbers)"):
+        mapuot.PointCloud(SPOILED[trouble](points))
+
+
 # ---- callbacks ----
 
 
