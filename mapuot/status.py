@@ -14,6 +14,7 @@ GOES_ON = ("running", "absorb")  # statuses of a pass that is followed by anothe
 FAILED = ("not finite", "underflow")  # statuses of solves without an answer
 UNREACHED = ("stalled", "max_passes", *FAILED)  # statuses of unmet marginals: perhaps no plan meets them
 FAR_LOGS = 4.0  # ranges of M / reg: larger log scalings come of the masses, and not of M
+LEAST_REG = 1e-290  # values are products of reg and masses: near 1e-308 float64 has no digits for them
 VALUE_KNOWN = 1e-4  # below this relative gap a warning mentions tol_gap
 
 
@@ -56,10 +57,14 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
         stalled = f"row or column sums differ from a or b by {missed:.1e} of the mass"
         stalled += "; perhaps the allowed pairs cannot carry these masses" * bool(forbidden)
         longer += f"; {stalled}" * forbidden
+    if np.min(result.problem.reg) < LEAST_REG:
+        underflow = "reg is near the least number of float64: multiply M, reg and reg_m by the same large number"
+    else:
+        underflow = f"M is so far above reg_m that float64 cannot hold the plan: {nearer}"
     cure = {
         "max_passes": longer,
         "stalled": stalled,
-        "underflow": f"M is so far above reg_m that float64 cannot hold the plan: {nearer}",
+        "underflow": underflow,
         "not finite": f"the plan, or a scaling, overflows: {nearer}",
     }.get(result.status, nearer)
     if result.status == "max_passes":
