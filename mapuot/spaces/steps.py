@@ -26,6 +26,8 @@ LOOSE = 1e-2  # tol of the first inner solve; tol of later ones is SHARE times t
 SHARE = 0.1
 FAR, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
 LEAST_MOVE = 1e-2  # singular values of the differences of moves below this share of the largest count as 0
+RISE, MOST_OVERSHOOTS = 1e-3, 2  # after so many steps that raise the objective by this share, steps go half as far
+LEAST_SHARE = 1 / 16
 AHEAD = 0.5  # largest share of the mass that an extrapolation moves
 
 
@@ -213,6 +215,7 @@ def steps_from(task: Task, plan: Plan, limits: Limits, known: bool = True) -> Ge
     parts = Terms(*[math.nan] * 5)
     least = math.inf
     rest = 0
+    stride = Stride()
     settled = False
     while len(steps) < limits.max_iter and not settled:
         cost = task.cost(plan)
@@ -224,9 +227,7 @@ def steps_from(task: Task, plan: Plan, limits: Limits, known: bool = True) -> Ge
         start = start and (start[0] / reg, start[1] / reg)
         result = yield StepProblem(posed, reg, reg_m, close, start)
         task.check_mass(result.mass)
-        start = result.potentials  # in units of costs, since reg changes with the mass
-        if not task.reg:
-            start = 0.0 * task.a, 0.0 * task.b
+        start = next_start(task, result)
         begun = plan
         plan = task.answer(result)
         change = math.inf
@@ -247,11 +248,43 @@ def steps_from(task: Task, plan: Plan, limits: Limits, known: bool = True) -> Ge
             rest = REST
         plain = left is None
         left = None
+        if plain and near is None:
+            plan = stride.next_plan(begun, last, sum(parts) - least, RISE * abs(least))
         least = sum(parts)
         rest -= 1
         if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
     return LastStep(last, parts, steps, settled)
+
+
+class Stride:
+    """The share of the way from a plan to its step's answer that steps go.
+
+    Full steps can alternate between two plans for ever, if one side is soft: the squared distances of a marginal that
+    may change are not concave.
+    """
+
+    share = 1.0
+    overshoots = 0
+
+    def next_plan(self, before: Plan, after: Plan, rise: float, most: float) -> Plan:
+        """Return the next plan; ``rise`` of the objective above ``most`` for MOST_OVERSHOOTS steps halves the share."""
+        if rise > most:
+            self.overshoots += 1
+        if self.overshoots == MOST_OVERSHOOTS:
+            self.overshoots = 0
+            self.share = max(0.5 * self.share, LEAST_SHARE)
+        if self.share == 1:
+            return after
+        return after.mixed([before], np.array([1 - self.share]))
+
+
+def next_start(task: Task, result: Any) -> tuple[F64, F64]:
+    """Return potentials for the next step, in units of costs, since reg changes with the mass; 0 without entropy."""
+    if not task.reg:
+        return 0.0 * task.a, 0.0 * task.b
+    f, g = result.potentials
+    return f, g
 
 
 def mass_correction(task: Task, before: Plan, after: Plan, is_first: bool) -> float:

@@ -380,6 +380,26 @@ def test_steps_that_do_not_settle_are_told():
         assert not mapuot.gromov(x, y, reg=20.0, reg_m=200.0, max_passes=1, init="independent").converged
 
 
+@pytest.mark.parametrize("init", ["independent", "rows"])
+def test_steps_that_overshoot_go_half_as_far(init):
+    """Full steps alternate between two plans for ever, with objectives of 386 and 455."""
+    rng = np.random.default_rng(0)
+    clouds = [rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (12, 9, 15)]
+    a, b = (rng.dirichlet(np.ones(n)) for n in (12, 9, 15)[1:])
+    x, y = clouds[1:]
+    given = {"reg": 3.0, "reg_m": (math.inf, 60.0)}
+    found = mapuot.gromov(x, y, a, b, init=init, **given, **SETTLED)
+    assert found.settled
+    A, B = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean")
+    assert found.value == pytest.approx(objective(A, B, found.plan, a, b, 3.0, (math.inf, 60.0)), rel=1e-9)
+    step = step_of(A, B, found.plan, a, b, **given)
+    assert np.abs(step - found.plan).sum() <= 1e-4 * found.mass
+    for share in (0.01, 0.1):
+        other = np.outer(a, b) if init == "rows" else np.outer(a, found.col_marginal)
+        nearby = (1 - share) * found.plan + share * other
+        assert objective(A, B, nearby, a, b, 3.0, (math.inf, 60.0)) >= found.value
+
+
 @pytest.mark.parametrize(("d", "e", "seed"), [(2, 2, 0), (2, 1, 1), (1, 4, 2), (2, 2, 3)])
 def test_no_plan_lies_below_the_global_bound(d, e, seed):
     rng = np.random.default_rng(seed)

@@ -30,7 +30,7 @@ def test_pairs_are_solved_as_one_by_one(metric, reg, reg_m, fused):
     if metric == "precomputed":
         given = [cdist(x, x) for x in clouds]
     if metric == "sqeuclidean" and reg_m != math.inf:
-        reg_m = tuple(300 * np.array(reg_m))
+        reg_m = tuple(30 * np.array(reg_m))
     options = {"reg": reg, "reg_m": reg_m, "tol": 1e-4, "inner_tol": 1e-8, "max_iter": 400, "metric": metric}
     shared = {"alpha": 0.8} if fused else {}
     found = mapuot.gromov_pairwise(
