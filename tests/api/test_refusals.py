@@ -835,7 +835,8 @@ ODD = {
     "costs beyond float64": (lambda: call(1e6 * CASE.M + 1e6), [
         "M is so far above reg_m that float64 cannot hold the plan: raise reg or reg_m, bring the costs nearer 0"],
         mapuot.ConvergenceWarning),
-    "costs of denormal numbers": (lambda: call(1e-312 * CASE.M, np.ones(4) / 4, np.ones(5) / 5, reg=1e-313, reg_m=np.inf), [
+    "costs of denormal numbers": (
+        lambda: call(1e-312 * CASE.M, np.full(4, 0.25), np.full(5, 0.2), reg=1e-313, reg_m=np.inf), [
         "reg is near the least number of float64: multiply M, reg and reg_m by the same large number"],
         mapuot.ConvergenceWarning),
     "reg too small": (lambda: call(reg=1e-12), ["raise reg"], mapuot.ConvergenceWarning),
