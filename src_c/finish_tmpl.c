@@ -27,6 +27,12 @@ static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *
 
 #define BIG 1e300 /* a column with absorbed below it is not left out */
 
+/* b e^t, in range where e^t alone may not be: v_exp ends at e^709, where masses of 1e-36 have q = 1e-11 */
+ALWAYS_INLINE vd times_power(vd b, vd t) {
+    const vd half = v_exp(v_mul(t, v_set(0.5)));
+    return v_mul(v_mul(b, half), half);
+}
+
 static void sweep_marginal(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -40,7 +46,7 @@ static void sweep_marginal(const mapuot_state *state, const sweep_args *args, in
         dead = v_add(dead, v_if_less(v_load(cols->absorbed + j), v_set(BIG), is_dead, v_set(0)));
         if (soft) { /* b e^(-k (x - base)) */
             vd k = v_div(v_set(-state->limits.reg), v_load(cols->rho + j));
-            q = v_mul(q, v_exp(v_mul(k, v_sub(v_load(cols->log_scale + j), v_set(args->base)))));
+            q = times_power(q, v_mul(k, v_sub(v_load(cols->log_scale + j), v_set(args->base))));
         }
         v_store(log_sum + j, v_log(v_max(sum, floor)));
         v_store(q_out + j, q);
@@ -101,7 +107,7 @@ static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_
         vd G = v_fma(v_sub(one, fi), shift, v_fnma(fi, log_s, v_add(base, d)));
         G = v_if_less(v_load(state->sums + j), v_set(DBL_MIN), x, G);
         G = v_if_less(e, v_set(BIG), G, zero);
-        vd grown = one; /* e^(-k log v') */
+        vd wanted = b; /* b e^(-k log v') */
         if (soft) {
             vd rho = v_load(cols->rho + j), k = v_div(v_set(state->limits.reg), rho);
             vd q = v_mul(v_load(image + j), v_set(args->q_factor));
@@ -110,14 +116,13 @@ static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_
             vd t = v_sub(v_fma(k, log_v, v_add(v_sub(x, d), log_s)), log_b);
             gap = v_add(gap, v_if_less(e, v_set(BIG), v_mul(rho, v_kl_gap(q, s, t)), zero));
             dual = v_add(dual, v_if_less(e, v_set(BIG), v_mul(rho, v_sub(b, q)), zero));
-            grown = v_exp(v_mul(k, v_sub(shift, G)));
-            next = v_fma(b, grown, next);
+            wanted = times_power(b, v_mul(k, v_sub(shift, G)));
         } else {
             hard = v_add(hard, v_max(v_sub(s, b), v_sub(b, s)));
             dual = v_fma(v_mul(b, v_set(state->limits.reg)), log_v, dual);
-            next = v_add(next, b);
         }
-        if (several) v_store(log_sum + j, v_mul(b, grown));
+        next = v_add(next, wanted);
+        if (several) v_store(log_sum + j, wanted);
         v_store(x_out + j, x);
         v_store(image + j, G);
         v_store(cols->marginal + j, s);

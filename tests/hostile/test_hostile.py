@@ -141,3 +141,10 @@ def test_a_set_without_partners_is_sought_among_masses_of_the_device():
     found = block(Runner("cuda", over_ranks=False), "points", 7105, 53, 1, 12, "extreme")
     assert found["failures"] == []
     assert found["totals"]["converged"] == 1
+
+
+def test_the_dual_value_holds_where_a_marginal_is_e_to_the_709_times_its_mass():
+    """Masses of 1e-36 beside 1e-11: the exponential of the core ended at e^709, and the dual value was too large."""
+    found = block(Runner("cpu", over_ranks=False), "path", 630105, 262, 1, 12, "extreme")
+    assert found["failures"] == []
+    assert found["totals"]["judged"] >= 3
