@@ -194,13 +194,14 @@ class SmallSpaces:
     def __init__(
         self, spaces: list[Space], masses: Any, features: Any, alpha: Any, reg: float, reg_m: tuple[float, ...]
     ) -> None:
-        for space in spaces:
-            space.form()
         self.spaces = spaces
         if masses is None:
             masses = [None] * len(spaces)
         pairs = enumerate(zip(masses, spaces, strict=True))
         self.masses = [validate.as_weight(w, space.count, f"masses[{k}]", pick("cpu")) for k, (w, space) in pairs]
+        for space, w in zip(spaces, self.masses, strict=True):
+            space.centre(w)
+            space.form()
         self.features = as_shared(features, spaces)
         self.alpha = 1.0
         if features is not None:

@@ -14,7 +14,7 @@ from ..problem.points import as_points
 from ..problem.sparse import is_sparse
 from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
-from .embedding import SAMPLED, GraphDistances, PointDistances, factor
+from .embedding import SAMPLED, GraphDistances, PointDistances, centred, factor
 
 KINDS = ("sqeuclidean", "euclidean", "geodesic", "precomputed")
 FORMED = 2000  # up to so many points "euclidean" and "geodesic" form their matrix
@@ -34,6 +34,7 @@ class Space:
     matrix: Any = None
     distances: Any = None  # the true ones, if phi has coordinates of `factor`
     has_points = False  # whether phi has the user's points
+    points: Any = None  # these, of a whole space
 
     def __init__(self, given: Any, kind: str, name: str, power: float = 1.0, backend: str = "auto") -> None:
         if kind in ("euclidean", "geodesic"):
@@ -46,11 +47,9 @@ class Space:
             return
         if kind == "sqeuclidean":
             self.has_points = True
-            points = np.asarray(as_points(given, name), np.float64)
-            with np.errstate(over="ignore", invalid="ignore"):
-                x = points - points.mean(0)
-                self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
-            self.count = len(x)
+            self.points = np.asarray(as_points(given, name), np.float64)
+            self.count = len(self.points)
+            self.centre(np.ones(self.count))
             check_powers(self.phi[:, 0], f"{name} must have points whose distances", "the fourth power of a length")
             return
         if is_sparse(given):
@@ -69,6 +68,15 @@ class Space:
         else:
             distances = self.matrix
         check_powers(distances, f"{name} must have distances that", "a square")
+
+    def centre(self, w: F64) -> None:
+        """Compute the coordinates of points from their mean by the masses w, see `centred`."""
+        if self.has_points:
+            x = centred(self.points, w)
+            with np.errstate(over="ignore"):
+                self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
+        elif self.is_bounded:
+            self.distances.centre(w)
 
     def form(self) -> None:
         """Form the matrix of the distances, and keep nothing else."""
@@ -189,10 +197,11 @@ def space_of(given: Any, metric: Any, power: Any, name: str, backend: str = "aut
 
 
 def prepare(spaces: list[Space], masses: tuple[F64, F64], landmarks: int) -> None:
-    """Form the matrices of true distances, or find coordinates if a space has more than FORMED points."""
+    """Centre points, and form the matrices of true distances; above FORMED points find coordinates instead."""
     unformed = [space.count for space in spaces if space.distances is not None]
     embeds = max(unformed, default=0) > FORMED and all(space.matrix is None for space in spaces)
     for space, w in zip(spaces, masses, strict=True):
+        space.centre(w)
         if space.distances is None:
             continue
         if embeds:

@@ -36,13 +36,20 @@ class PointDistances:
     """The distances |x_i - x_k|^power between points (m, d); products with them form one block of rows at a time."""
 
     def __init__(self, given: Any, name: str, power: float, backend: str) -> None:
-        x = np.asarray(as_points(given, name), np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.x = x - x.mean(0)
-            self.squares = (self.x**2).sum(1)
-        self.count = len(x)
+        self.points = np.asarray(as_points(given, name), np.float64)
+        self.count = len(self.points)
         self.power = power
         self.backend = backend
+        self.centre(np.ones(self.count))
+
+    def centre(self, w: F64) -> None:
+        """Compute the coordinates from the mean by the masses w; points without mass are moved there.
+
+        No term of the objective has distances of these, and products would round all others if these are far.
+        """
+        self.x = np.where((w > 0)[:, None], centred(self.points, w), 0.0)
+        with np.errstate(over="ignore"):
+            self.squares = (self.x**2).sum(1)
 
     def column(self, k: int) -> F64:
         return np.asarray(((self.x - self.x[k]) ** 2).sum(1) ** (0.5 * self.power))
@@ -124,6 +131,12 @@ class GraphDistances:
     def matrix(self) -> F64:
         found = self.columns(range(self.count))
         return np.minimum(found, found.T)  # paths of equal length may round differently
+
+
+def centred(points: F64, w: F64) -> F64:
+    """Return points less their mean by the masses w: products of coordinates lose the digits of a common part."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(points - w @ points / w.sum())
 
 
 def factor(distances: Any, w: F64, landmarks: int) -> tuple[F64, F64]:

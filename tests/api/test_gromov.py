@@ -511,6 +511,21 @@ def test_few_landmarks_bound_the_objective_at_true_distances(reg_m, fused, monke
         found.gradient()
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")  # the costs of these points may stall passes
+@pytest.mark.parametrize(("metric", "far", "rounding"), [("euclidean", 1e8, 1e-12), ("sqeuclidean", 1e6, 1e-6)])
+def test_far_points_without_mass_leave_the_value_right(metric, far, rounding, monkeypatch):
+    """Coordinates have the mean of the masses as their origin, not the mean of all points."""
+    few_landmarks(monkeypatch)
+    x, y, _, _, a, b = spaces(60, 50)
+    x[0] = far
+    a[0] = 0.0
+    a /= a.sum()
+    found = mapuot.gromov(x, y, a, b, reg=0.3, reg_m=math.inf, metric=metric, init="independent", max_iter=5)
+    X, Y = (cdist(z, z, metric) for z in (x, y))
+    true = objective(X, Y, found.plan, a, b, 0.3, (math.inf, math.inf))
+    assert found.value - found.value_error - rounding * true <= true <= found.value + rounding * true
+
+
 @pytest.mark.parametrize("metric", [("euclidean", "sqeuclidean"), ("sqeuclidean", "euclidean")])
 @pytest.mark.parametrize("reg", [0.3, 0.0])
 def test_true_distances_beside_squares_are_exact(metric, reg, monkeypatch):
