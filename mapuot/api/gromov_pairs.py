@@ -173,6 +173,8 @@ def gromov_pairwise(
     reg_m = tuple(validate.as_rho(x, f"reg_m[{k}]") for k, x in sides)
     reg = as_positive(reg, "reg", wanted=">= 0 and finite", least=0.0)
     names = [validate.as_choice(name, "init", STARTS) for name in (init if isinstance(init, list) else [init])]
+    if not names:
+        raise ValueError(f"init must be of {STARTS}, got an empty list")
     chosen = as_pairs(pairs, len(known))
     problems = SmallSpaces(known, masses, features, alpha, reg, reg_m)
     if "rows" in names:
@@ -197,6 +199,8 @@ class SmallSpaces:
         self.spaces = spaces
         if masses is None:
             masses = [None] * len(spaces)
+        if len(masses) != len(spaces):
+            raise ValueError(f"masses must be one vector for each of {len(spaces)} spaces, got {len(masses)}")
         pairs = enumerate(zip(masses, spaces, strict=True))
         self.masses = [validate.as_weight(w, space.count, f"masses[{k}]", pick("cpu")) for k, (w, space) in pairs]
         for space, w in zip(spaces, self.masses, strict=True):
@@ -260,8 +264,8 @@ def as_shared(features: Any, spaces: list[Space]) -> list[F64] | None:
     if features is None:
         return None
     found = [np.asarray(as_points(x, f"features[{k}]"), np.float64) for k, x in enumerate(features)]
-    wanted = [(space.count, found[0].shape[1]) for space in spaces]
-    if [x.shape for x in found] != wanted:
+    width = found[0].shape[1] if found else 0
+    if [x.shape for x in found] != [(space.count, width) for space in spaces]:
         raise ValueError(f"features must be one array (n_i, d) for each space, got {[x.shape for x in found]}")
     return found
 

@@ -87,3 +87,14 @@ def test_pairs_that_do_not_settle_are_told():
         assert not mapuot.gromov_pairwise(clouds, max_iter=1, **options).settled.any()
     with pytest.warns(mapuot.ConvergenceWarning, match="last steps end above inner_tol"):
         mapuot.gromov_pairwise(clouds, max_iter=2, max_passes=1, **options)
+
+
+@pytest.mark.parametrize(("wrong", "match"), [
+    ({"masses": [np.ones(12)]}, "masses must be one vector for each of 4 spaces, got 1"),
+    ({"features": []}, "features must be one array"),
+    ({"features": [np.ones((12, 2))] * 2}, "features must be one array"),
+    ({"init": []}, "init must be of"),
+], ids=range(4))  # fmt: skip
+def test_lists_that_are_too_short_are_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        mapuot.gromov_pairwise(shapes()[0], reg=0.1, reg_m=math.inf, **wrong)
