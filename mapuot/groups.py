@@ -15,10 +15,10 @@ from .arrays import is_on_device
 from .errors import shown
 from .penalties import F64
 from .problem.clouds import PointCloud, there
-from .problem.labels import is_missing
+from .problem.labels import as_labels, classes_of, is_missing
 from .problem.scale import scale_of
 from .problem.validate import as_array
-from .ranks import join
+from .ranks import ALONE, join
 from .synonyms import REQUIRED, hinted
 
 __all__ = ["against", "against_rest", "contrasts", "pairwise"]
@@ -31,10 +31,12 @@ class CellGroups:
         points = points_of(data, representation)
         labels = labels_of(data, groupby, len(points))
         known = ~is_missing(labels)
-        names = np.unique(labels[known])
+        names = names_of(labels[known])
         if chosen is not None:
             wanted = np.asarray([*chosen])
             check_names(wanted, names, "groups")
+            if not 0 < len(wanted) == len(set(wanted.tolist())):
+                raise ValueError(f"groups must be labels, each once, got {shown(wanted.tolist())}")
             names = wanted
         place = {name: k for k, name in enumerate(names.tolist())}
         number = np.array([place.get(x, -1) if y else -1 for x, y in zip(labels.tolist(), known, strict=True)])
@@ -97,10 +99,15 @@ def labels_of(data: Any, groupby: Any, count: int) -> Any:
             known = "of an AnnData" if obs is None else f"one of {shown([*obs])}"
             raise ValueError(f"groupby must be (cells,) labels or a column of obs, {known}, got {groupby!r}")
         groupby = obs[groupby]
-    labels = np.asarray(groupby)
-    if labels.shape != (count,):
-        raise ValueError(f"groupby must have shape ({count},), got {labels.shape}")
-    return labels
+    return as_labels(np.asarray(groupby), count, "groupby", may_lack=True)
+
+
+def names_of(labels: Any) -> Any:
+    """Return the labels that occur, sorted."""
+    names = classes_of(labels, ALONE, "groupby")
+    if not len(names):
+        raise ValueError("groupby must hold labels, got none")
+    return names
 
 
 def check_names(wanted: Any, names: Any, argument: str) -> None:
@@ -160,7 +167,8 @@ def pairwise(
     groups : list, optional
         The groups to compare, in this order; by default all, sorted.
     standard_error : bool
-        Return the standard errors, too, which take the cells of a group for independent draws.
+        Return the standard errors, too, which take the cells of a group for independent draws. They are no test of
+        equality, see `mapuot.sinkhorn_divergence`.
     **options
         tol, backend and further options of `solve_batch`.
 
@@ -217,7 +225,8 @@ def contrasts(
     Returns
     -------
     DataFrame
-        A row for each pair: group, reference, divergence, standard_error, cells, cells_of_reference.
+        A row for each pair: group, reference, divergence, standard_error, cells, cells_of_reference. The standard
+        errors are those of `pairwise`.
 
     Raises
     ------
@@ -285,8 +294,10 @@ def against(
     ['a', 'b']
     """
     labels = labels_of(data, groupby, len(points_of(data, representation)))
-    names = np.unique(labels[~is_missing(labels)])
+    names = names_of(labels[~is_missing(labels)])
     check_names([reference], names, "reference")
+    if len(names) == 1:
+        raise ValueError(f"groupby must hold labels beside the reference, got {shown(names.tolist())}")
     pairs = [(x, reference) for x in names.tolist() if x != reference]
     return contrasts(data, groupby, pairs, reg, reg_m, representation=representation, **options)
 
@@ -338,6 +349,8 @@ def against_rest(
     numbers = np.arange(len(all_groups.names))
     if groups is not None:
         numbers = all_groups.numbers([*groups], "groups")
+    if len(all_groups.names) == 1:
+        raise ValueError(f"groupby must hold two labels, got {shown(all_groups.names.tolist())}")
     starts = all_groups.starts
     total = int(starts[-1])
     found = np.zeros((2, len(numbers)))

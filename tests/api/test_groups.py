@@ -74,12 +74,22 @@ def test_contrasts_and_one_group_against_others():
     (lambda x, y: groups.pairwise(x, "state", **TERMS), "groupby must be .* of an AnnData, got 'state'"),
     (lambda x, y: groups.pairwise(x, y[:5], **TERMS), r"groupby must have shape \(90,\), got \(5,\)"),
     (lambda x, y: groups.pairwise(x, y, **TERMS, groups=["a", "z"]), "groups must be labels of cells, got 'z'"),
+    (lambda x, y: groups.pairwise(x, y, **TERMS, groups=["a", "a"]), "groups must be labels, each once"),
+    (lambda x, y: groups.pairwise(x, y, **TERMS, groups=[]), "groups must be labels, each once"),
+    (lambda x, y: groups.pairwise(x, [None] * 90, **TERMS), "groupby must hold labels, got none"),
+    (lambda x, y: groups.against(x, ["a"] * 90, "a", **TERMS), "groupby must hold labels beside the reference"),
+    (lambda x, y: groups.against_rest(x, ["a"] * 90, **TERMS), "groupby must hold two labels"),
     (lambda x, y: groups.pairwise(x[0], y, **TERMS), r"data must hold points \(cells, d\)"),
     (lambda x, y: groups.pairwise(x, y, **TERMS, scale_each=True), "scale_each needs scale_cost"),
     (lambda x, y: groups.contrasts(x, y, ["ab c"], **TERMS), "contrasts must be pairs"),
     (lambda x, y: groups.against(x, y, "z", **TERMS), "reference must be labels of cells, got 'z'"),
     (lambda x, y: groups.pairwise(*data_of("AnnData"), **TERMS, representation="X_umap"), "representation must be"),
-], ids=range(8))  # fmt: skip
+], ids=range(13))  # fmt: skip
 def test_errors_name_the_argument(call, match):
     with pytest.raises(ValueError, match=match):
         call(*cells())
+
+
+def test_labels_of_several_kinds_are_refused():
+    with pytest.raises(TypeError, match="groupby must be labels of one kind"):
+        groups.pairwise(np.ones((2, 2)), np.array([1, "a"], object), **TERMS)
