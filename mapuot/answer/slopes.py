@@ -56,7 +56,8 @@ def gradient(result: Any) -> Gradient:
     """Return the derivatives of the objective by the masses, and by the points of a `PointCloud` or by any other M.
 
     Since the plan is optimal, its change does not contribute (envelope theorem; Feydy et al. 2019). Both sides must be
-    KL or balanced, with one reg_m each, and the reference a b^T.
+    KL or balanced, with one reg_m each, and the reference a b^T. The units of ``scale_cost`` and ``scale_mass`` are
+    held fixed; with ``scale_mass`` the masses are those in this unit.
 
     Returns
     -------
