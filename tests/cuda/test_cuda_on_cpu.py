@@ -16,10 +16,10 @@ MISSING = [name for name, found in MISSING.items() if not found]
 PARTS = {"regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
          "matrix": ["test_matrix.py"],
          "one problem": ["cuda/test_cuda.py", "core/test_one_potential.py", "api/test_constant.py"],
-         "batch": ["cuda/test_batch_cuda.py", "cuda/test_factored_cuda.py", "core/test_log_matmul.py",
-                   "core/test_kept.py"],
+         "batch": ["cuda/test_batch_cuda.py", "cuda/test_batch_answers_cuda.py", "cuda/test_factored_cuda.py",
+                   "core/test_log_matmul.py", "core/test_kept.py"],
          "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_conditional.py",
-                    "api/test_masks.py", "api/test_truncation.py"],
+                    "api/test_masks.py", "api/test_truncation.py", "hostile/test_hostile.py"],
          "marginals": ["cuda/test_marginals_cuda.py", "api/test_marginals.py"], "sparse": ["cuda/test_sparse_cuda.py"],
          "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"]}  # fmt: skip
 NIGHTLY = "regimes", "ranks"  # the matrix covers these regimes in another form; only several GPUs need these ranks

@@ -52,8 +52,14 @@ def point_jobs(d: int, memory: int, wide: bool) -> list[Job]:
     """List float32, float64 and balancing kernels of squared distances, over all, half or kept pairs."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
     kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
-    for lie in ({}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)) if few else ({},):
-        for dtype, form, more in [*kinds, *([("float64", number, {"TOPS": 1})] if few and "HALVED" not in lie else [])]:
+    if few:
+        lies = [{}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)]
+        tops = "float64", number, {"TOPS": 1}
+    else:
+        lies = [{}]
+        tops = "float32", FORMS["products"], {"TOPS": 1}
+    for lie in lies:
+        for dtype, form, more in [*kinds, *([] if "HALVED" in lie else [tops])]:
             narrow, part = dtype == "float32", lie if few else {"DEPTH": depth_of(d, dtype)}
             if narrow and not few:
                 part = {"STEPS": -(-d // STEP)}
