@@ -28,8 +28,10 @@ _limits: list[int] = []  # the limit that threadpoolctl has set, if any
 
 
 def set_thread_limit(count: int | None) -> None:
-    """Let calls without ``threads`` use at most so many threads; None: no limit."""
-    _limits[:] = [] if count is None else [max(1, int(count))]
+    """Let calls without ``threads`` use at most so many threads; None, or as many as without a limit: no limit."""
+    _limits.clear()
+    if count is not None and count < thread_count():
+        _limits.append(max(1, int(count)))
 
 
 def thread_limit() -> float:

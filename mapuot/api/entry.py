@@ -32,7 +32,7 @@ def entry(
         def call(*args: Any, **named: Any) -> Any:
             if tensors and ("torch" in sys.modules or "pandas" in sys.modules):
                 values = (*args[: len(tensors)], *map(named.get, tensors[len(args) :]))
-                if type(values[0]).__module__.startswith("pandas."):
+                if type(values[0]).__module__.partition(".")[0] == "pandas":
                     check_order(dict(zip(tensors, values, strict=False)))
                 like = tensor_among(*(part for x in values for part in listed(x)))
                 if like is not None:

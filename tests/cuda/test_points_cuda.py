@@ -584,7 +584,7 @@ def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg,
     plain = import_module("mapuot.backends.cuda.plain")
     monkeypatch.setattr(plain, "ONCE", False)
     rng = np.random.default_rng(3)
-    x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.random(60) + 0.1
+    x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.dirichlet(np.full(60, 3.0))
     given, solved = {"reg": reg, "reg_m": reg_m, "tol": tol}, on_device.PendingSolve.result
     whole = []
     monkeypatch.setattr(on_device.PendingSolve, "result", lambda sent: whole.append(solved(sent)) or whole[-1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import CUDA
 from judge import divergence, is_false, judge
 from oracle import LONG, answer, call, compiler, library
 
@@ -135,10 +136,10 @@ def test_a_mask_that_bounds_nothing():
     assert found["failures"] == []
 
 
-@pytest.mark.gpu
-def test_a_set_without_partners_is_sought_among_masses_of_the_device():
+@pytest.mark.parametrize("backend", CUDA)
+def test_a_set_without_partners_is_sought_among_masses_of_the_device(backend):
     """Forbidden pairs, hard sides and masses of 1e142: steps with a factor ask first whether a plan exists."""
-    found = block(Runner("cuda", over_ranks=False), "points", 7105, 53, 1, 12, "extreme")
+    found = block(Runner(backend, over_ranks=False), "points", 7105, 53, 1, 12, "extreme")
     assert found["failures"] == []
     assert found["totals"]["converged"] == 1
 
