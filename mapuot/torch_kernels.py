@@ -80,6 +80,13 @@ def product(matrix: Any, vector: Any) -> Any:
     return (matrix @ vector[:, :, None])[:, :, 0]
 
 
+def check_finite(**given: Any) -> None:
+    """Raise ValueError if an argument holds NaN or inf."""
+    for name, z in given.items():
+        if not z.isfinite().all():
+            raise ValueError(f"{name} must be finite, got NaN or inf")
+
+
 class KernelAnswer(NamedTuple):
     """Value (p,) and derivatives of a kernel loss by x, y, a and b; derivatives of all problems are concatenated."""
 
@@ -98,11 +105,15 @@ def kernel_answer(name: str, blur: float, sides: Any, needs_slope: bool) -> Kern
     found = []
     for x_, a_, y_, b_ in groups:
         m = x_.shape[1]
+        if not (x_.numel() and y_.numel()):
+            raise ValueError(f"{'y' if x_.numel() else 'x'} must be a non-empty matrix of points (m, d)")
         w = torch.cat([a_, -b_], 1)
         sums = kernel_sums(name, blur, torch.cat([x_, y_], 1), w, needs_slope)
         value = 0.5 * (w.detach().double() * sums.potential).sum(1)
         by_masses = sums.potential[:, :m], -sums.potential[:, m:]
         by_points = (sums.slope[:, :m], sums.slope[:, m:]) if needs_slope else (None, None)
+        if not value.isfinite().all():
+            check_finite(x=x_, y=y_, a=a_, b=b_)
         found.append((value, *by_points, *by_masses))
     value, *slopes = zip(*found, strict=True)
     parts = (None if z[0] is None else torch.cat([one.flatten(0, 1) for one in z]) for z in slopes)

@@ -484,6 +484,18 @@ def test_kernel_losses_of_lists_and_shared_clouds(name):
     torch.testing.assert_close(loss(far, y + 1000), want, rtol=2e-3, atol=1e-5, check_dtype=False)
 
 
+@pytest.mark.parametrize("name", KERNEL_LOSSES)
+def test_kernel_losses_refuse_what_the_sinkhorn_loss_refuses(name):
+    x, y, a = torch.rand(3, 2), torch.rand(4, 2), torch.ones(3) / 3
+    loss = SamplesLoss(name, blur=0.3)
+    with pytest.raises(ValueError, match="x must be a non-empty matrix of points"):
+        loss(x[:0], y)
+    with pytest.raises(ValueError, match="y must be finite"):
+        loss(x, y * np.nan)
+    with pytest.raises(ValueError, match="a must be finite"):
+        loss(a * np.inf, x, torch.ones(4) / 4, y)
+
+
 def test_kernel_losses_in_transforms_and_programs():
     loss = SamplesLoss("energy")
     a, x, b, y = measures(n=4, m=3)
