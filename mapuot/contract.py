@@ -38,7 +38,7 @@ class Options:
     threads: int | None
     schedule: str = "auto"  # divide rows over threads evenly ("static") or by the threads' speed ("auto")
     symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
-    last: bool = True  # the last stage: at the reg asked for, where errors are certified
+    last: bool = True  # this stage certifies what hard columns miss; rough stages at larger regs do not
     leaps: bool = False  # rough Newton's steps between passes; they certify nothing
 
     @property

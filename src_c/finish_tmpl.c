@@ -2,9 +2,9 @@
  *
  * finish.c runs them in order and does the scalar work between them.  With k = reg / rho, x = log v + shift:
  *     marginal    s = v K^T u, b e^(-k x)                               -> translation lam, q = b e^(-k log v)
- *     prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
+ *     prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u) + shift   -> dual value, translation mu
  *     difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
- *     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x
+ *     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^(x - e)
  * Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
  * Columns of penalties without a vector form, and of KL sides with some balanced points, go through common/column.h,
  * which the CUDA core uses for all columns. Oracle: mapuot/backends/reference.py.

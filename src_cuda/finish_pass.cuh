@@ -5,7 +5,7 @@
 //     prox        gap = rho q h(log s/q), G(x) = fi log(b / K^T u) + shift;  all sums at once:
 //                 F = G - x + c with c = fi mu not yet known, so that <F, .> = <G - x, .> + c <1, .>
 // 2 difference  every block: mu, dual value, guard, status, Anderson's weights gamma
-//     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x, B of the new x
+//     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^(x - e), B of the new x
 // Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
 #include "finish_column.cuh"
 

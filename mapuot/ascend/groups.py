@@ -12,7 +12,7 @@ where LV and LU' are the means, by mass, of log v and of the next log u over a g
 of the groups is solved. The change from LV' to its solution is added to the next log v of every point, interpolated
 along the slopes of the groups. A pass smooths the error within groups, so that each corrected pass reduces the error by
 10 to 100. The correction serves KL and balanced sides, groups well within the width of the kernel, and problems where
-it costs at most CORRECTION passes (backends/boxes.py). A bad correction costs time only, since the next pass has a
+it costs at most ``BOXES.correction_passes`` passes. A bad correction costs time only, since the next pass has a
 certificate of its own. Formulas: docs/mathematics.md.
 """
 

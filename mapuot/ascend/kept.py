@@ -59,7 +59,7 @@ class KeptPairs:
     def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Solve at the requested reg by ``passes``; only a pass over all pairs can set the status "converged".
 
-        Return the given log v if the last pass over all pairs has an error above WARM_ERROR.
+        Return the given log v if the last pass over all pairs has an error above ``STAGES.warm_error``.
         """
         run, answer = self.run, None
         inner = dataclasses.replace(options, tol=STAGES.inner_share * options.tol)
@@ -83,7 +83,7 @@ class KeptPairs:
         return answer
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
-        """Make passes that skip pairs down to an error of START_TOL: a start by groups is off by hundreds of nats."""
+        """Make passes that skip pairs down to ``PAIRS.start_tol``: a start by groups is off by hundreds of nats."""
         run, skip = self.run, self.skip
         assert skip
         asked = skip.tol, skip.tol_gap

@@ -91,7 +91,7 @@ class Run:
         self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         with closing(self.backend.workspace(problem, options, skip)) as workspace:
             passes = StagePasses(self, workspace, problem, options, leave, skip)
-            # K_ij = c_ij exp((f0_i + g0_j - M_ij) / reg), (11), with g0 = reg log v
+            # K_ij = exp(alpha_i + beta_j - M_ij / reg) <= 1, (11), times c_ij unless c = a b^T (see `absorb`)
             passes.begin(log_v)
             while True:
                 # u = (a / K v)^fi1, v = (b / K^T u)^fi2, (3), translated by (5) and (6), extrapolated by Anderson

@@ -31,7 +31,7 @@ from .settings import BOXES
 
 
 def unit_of(shape: tuple[int, int], least: int = 16) -> int:
-    """Return how many points a box has: a multiple of ``least``, the LEAST_BOX of the backend."""
+    """Return how many points a box has: a multiple of ``least``, the ``least_box`` of the backend."""
     return max(least, *(unit for unit, points in BOXES.units if max(shape) >= points))
 
 

@@ -119,7 +119,7 @@ class Workspace:
         return self.dtype == "float64" and self.truncation is None and not self.options.symmetric
 
     def absorb(self, log_v: F64 | None = None) -> None:
-        """Build K around log v (default: the next log v): entries <= 1, with a 1 in each row and column in use."""
+        """Build K around log v (default: the next log v), with entries of at most 1."""
         problem = self.problem
         if self.truncation:
             self.take_mask(self.truncation)

@@ -221,7 +221,7 @@ class MultiProblem:
             return self.largest
         return max(sum(x for pair, x in self.sizes.items() if k in pair) for k in range(len(self.marginals)))
 
-    balanced = False  # larger regs end at the looser COARSE_TOL
+    balanced = False  # larger regs end at the looser STAGES.coarse_tol
 
     @property
     def extent(self) -> float:

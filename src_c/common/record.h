@@ -96,7 +96,7 @@ typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT }
 typedef struct {
     double gap; /* bound on primal - dual; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
     double
-        error;   /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
+        error; /* certified relative plan error; balanced columns add |s - b|_1 / mass; inf where nothing is certified */
     double dual; /* a lower bound of the objective of every plan, with rounding counted */
     double mass;
     double residual; /* max |G(log v) - log v| over points that carry weight */
