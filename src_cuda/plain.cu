@@ -33,10 +33,10 @@ struct Plain {
     double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest,
     const double *sizes;         // and size_rate times the sum of these two numbers, if any
     double size_rate;
-    double dual_constant;        // without the terms of hard rows
-    double mass;                 // of b
-    int64_t alike;               // 1: rows and columns are the same problem if M is its transpose
-    int64_t posts;               // POSTS of the passes
+    double dual_constant; // without the terms of hard rows
+    double mass;          // of b
+    int64_t alike;        // 1: rows and columns are the same problem if M is its transpose
+    int64_t posts;        // POSTS of the passes
 };
 
 struct Seen {

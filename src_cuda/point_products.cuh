@@ -7,15 +7,15 @@
 // while the previous ones are in use. The rows' and the columns' sums multiply the same pieces in the same order, so
 // that both have the same bits of K_ij.
 // Option: STEPS (of 16 coordinates; 0: points.cuh or point_tiles.cuh makes these sums).
-#define PIECE 32          // coordinates of a chunk
-#define UNITS 8           // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
-#define WARP_TO 32        // points of a warp that get sums
+#define PIECE 32   // coordinates of a chunk
+#define UNITS 8    // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
+#define WARP_TO 32 // points of a warp that get sums
 #define TO_TILE (8 * WARP_TO)
 #define CHUNKS ((STEPS + 1) / 2)
 #define AT_ONCE (CHUNKS <= 4) // are all coordinates in registers?
 #define FROM_TILE (CHUNKS <= 2 ? 64 : 32)
-#define OCTETS (FROM_TILE / 8)  // of 8 points, which one instruction multiplies with 16 others
-#define TILES_STRETCH 4         // tiles of products that a lane sums in float32
+#define OCTETS (FROM_TILE / 8) // of 8 points, which one instruction multiplies with 16 others
+#define TILES_STRETCH 4        // tiles of products that a lane sums in float32
 
 // The place, in 16 bytes, of unit u of point p: places of 8 neighbours differ modulo 8, so that no bank serves two
 FN int64_t unit_of(int64_t p, int u) { return p * UNITS + (u ^ (int)(p & 7)); }
@@ -29,7 +29,8 @@ FN void all_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // sum += x y, 16 x 8 sums over 16 coordinates: lane l has the rows l / 4 and 8 + l / 4, columns 2 (l % 4) and the next
 FN void multiply(float (&sum)[4], const uint32_t (&x)[4], uint32_t y0, uint32_t y1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y0), "r"(y1));
 }
@@ -51,8 +52,8 @@ struct Pieces {
         UNROLLED (int piece = 0; piece < 2; piece++)
             UNROLLED (int step = 0; step < 2; step++)
                 UNROLLED (int q = 0; q < 4; q++)
-                    x[piece][step][q] =
-                        __ldg((const uint32_t *)(first + unit_of(row + q % 2 * 8, piece * 4 + step * 2 + q / 2)) + part);
+                    x[piece][step][q] = __ldg(
+                        (const uint32_t *)(first + unit_of(row + q % 2 * 8, piece * 4 + step * 2 + q / 2)) + part);
     }
 
     // sum += the products of some steps with a chunk of 8 points, first pieces y and second pieces z

@@ -6,10 +6,10 @@
 // Options: STORE 0, COST (type of the given points: 0 float64, 1 float32).
 #include "common.cuh"
 
-#define SIDE 32       // points, and coordinates, of a tile that is transposed
-#define CANDIDATES 8  // points of y of which one becomes the origin
+#define SIDE 32      // points, and coordinates, of a tile that is transposed
+#define CANDIDATES 8 // points of y of which one becomes the origin
 #define PAIRS (CANDIDATES * (CANDIDATES - 1) / 2)
-#define WARPS 32      // of a block of square_factors
+#define WARPS 32 // of a block of square_factors
 
 // Points as they were given: point i has coordinate k at i row + k column
 struct Given {
