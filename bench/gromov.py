@@ -27,7 +27,7 @@ DIMENSIONS, NOISE, OUTLIERS = 30, 0.02, 0.2
 REG, RHO = 0.03, 0.3  # in units of the squared variance of the points
 POT_STEPS = {5000: 1}  # of POT, by the number of points; 100 elsewhere
 RANK, RANKED = 100, 20_000  # rank of OTT's low-rank plans, and numbers of points that they are timed at
-LONGEST, GPU_LONGEST = 1800.0, 45.0  # seconds, after which a call is ended; OTT's on a GPU
+LONGEST, GPU_LONGEST = 1800.0, 45.0  # seconds until a call is ended; OTT's on a GPU
 
 
 def problem(n: int) -> tuple[Any, Any, Any, float]:

@@ -44,7 +44,7 @@ LONGEST = 1.0  # seconds; a longer call is not repeated
 
 
 def cloud(n: int, seed: int) -> Any:
-    """Return clustered points, whose seeds differ for the clouds of a pair."""
+    """Return clustered points; the clouds of a pair have different seeds."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(CLUSTERS, 3))
     widths = 10 ** rng.uniform(-2, np.log10(0.5), CLUSTERS)

@@ -26,7 +26,7 @@ DIGITS = 16  # 120 pairs
 CELLS, NODES = 1000, 2200
 REG = {"digits": 0.02, "modalities": 0.01, "roll": 0.003}  # in units of the mean squared distance
 NEIGHBOURS = 8
-LONGEST = 400.0  # seconds, after which a call is ended
+LONGEST = 400.0  # seconds until a call is ended
 PEER_STEPS = 300
 
 

@@ -47,9 +47,9 @@ def hvp(result: Any, w: ArrayLike, tol: float = 1e-6, max_steps: int = 1000, bot
     Parameters
     ----------
     w : (m, d) array
-        A direction in which the points x move.
+        A direction: the move of each point x.
     tol : float
-        Relative residual at which the conjugate gradients stop.
+        Relative residual where the conjugate gradients stop.
     max_steps : int
         Most steps; a warning is given if neither they nor the factor reach ``tol``.
     both : bool

@@ -525,7 +525,7 @@ class Result(CertifiedAnswer, Answer):
         Returns
         -------
         i, j : (size,) integer arrays
-            Rows and columns, in the order in which the pairs were drawn.
+            Rows and columns, in the order of the draws.
 
         Examples
         --------
@@ -558,7 +558,7 @@ class Result(CertifiedAnswer, Answer):
 
     @cached_property
     def _sends(self) -> F64:
-        """Return the marginal of the rows; the least positive number for a row whose mass underflows float64."""
+        """Return the marginal of the rows; the least positive number for a row with a mass below float64."""
         r: F64 = self.row_marginal
         lost = np.flatnonzero((r == 0) & (host(self._stream.alpha) > -np.inf) & (not self.problem.rows.may_stay))
         if len(lost):

@@ -36,7 +36,7 @@ from ..problem.validate import as_choice, as_columns
 class Gradient(NamedTuple):
     """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,), M (m, n).
 
-    Of a `PointCloud` x and y are known, and M is None; of an array or a sparse M the derivative by M is the plan, and x
+    A `PointCloud` gives x and y, and M is None; of an array or a sparse M the derivative by M is the plan, and x
     and y are None. A batch has (p, m, d) and so on, or lists if clouds have several sizes.
     ``error`` bounds ``sum_i |x_i - true|``, and the same sum over y, by the certificate: the error of the plan times
     the largest slope of the cost, plus the rounding of the sums. Where M is known it bounds ``sum_ij |M_ij - true|``,

@@ -58,7 +58,7 @@ def tensor_of(x: Any, device: Any) -> Any:
 
 
 def stream_of(device: Any) -> Any:
-    """Return a context in which CuPy uses torch's current stream; for a CPU an empty context."""
+    """Return a context where CuPy uses torch's current stream; for a CPU an empty context."""
     if device.type != "cuda":
         return HERE
     cupy = import_cupy()

@@ -1,7 +1,7 @@
 """`solve_batch`: many histograms with one cost, or many small problems with a cost each, every one certified.
 
 Problems with one cost share K, and a pass reads K once for many of them. Each problem has its own translation,
-certificate, guarded Anderson acceleration and end. A problem whose range exceeds the shared K is solved alone; on the
+certificate, guarded Anderson acceleration and end. A problem with a range beyond the shared K is solved alone; on the
 CPU the core still does so if the problem is plain (route/plain.py).
 """
 

@@ -73,7 +73,7 @@ class Certificate(AnswerHints):
     pairs : (i, j, mass)
         The missing pairs with the most mass, largest first: add these first.
     result : Result
-        The sparse answer to which the bound applies; with ``refine`` the last one.
+        The sparse answer that the bound is for; with ``refine`` the last one.
     rounds, converged : int, bool
         How often pairs were added, and whether error_bound is at most tol.
 

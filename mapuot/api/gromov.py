@@ -81,7 +81,7 @@ def gromov(
     power : float
         For "euclidean" and "geodesic", in (0, 2].
     landmarks : int
-        For "euclidean" and "geodesic" between more than 2000 points: number of points to which all distances are taken.
+        For "euclidean" and "geodesic" between more than 2000 points: number of points with distances to all others.
         They give ``landmarks - 1`` coordinates and approximate distances. First steps have these distances. For
         "euclidean" the last steps correct them by products of the true distances, which form a block at a time;
         ``value_error`` of the answer bounds the error that remains in its value. Up to 2000 points, or beside

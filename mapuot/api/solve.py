@@ -154,7 +154,7 @@ def solve(
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
         The divergence D of both sides, or one for the rows and one for the columns.
     reference : {"product", "uniform"}, (m, n) array or LowRankReference
-        The measure c of the entropy: a b^T, ones, or a matrix, in which zeros forbid pairs; for a sparse M it may be
+        The measure c of the entropy: a b^T, ones, or a matrix, where zeros forbid pairs; for a sparse M it may be
         sparse. A `LowRankReference` makes it from factors or labels. The objective counts the whole mass of c,
         including the mass of forbidden pairs.
     mask : SeededMask, optional
@@ -170,7 +170,7 @@ def solve(
         At most this many passes, rarely one more: if the guard rejects the last extrapolation, and for "map-uot".
     precision : {"auto", "float64", "mixed"}
         Storage of K; sums and potentials are always float64. "mixed" is a float32 K. "auto" is "mixed" for tol >= 5e-7,
-        except for method "map-uot", whose plan is rounded in every pass, by 2e-7 in float32. If a GPU has no room for
+        except for method "map-uot": its plan is rounded in every pass, by 2e-7 in float32. If a GPU has no room for
         K, K is stored in a coarser type, or each pass makes it block by block.
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" solves where the arrays are. "cuda" sends NumPy arrays to the GPU. "reference" is the slow oracle.
