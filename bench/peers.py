@@ -1,7 +1,7 @@
 """Peers of the benchmark, and the judge of their answers: our own certificate, in NumPy, from marginals and potentials.
 
-POT gets every help: the number of iterations after which its answer certifies (found from our own equal iterates, then
-checked on POT's answer), so that neither its loose nor its strict default stop is timed. OTT has the loosest threshold
+POT gets every help: the least number of iterations that certifies (found from our own equal iterates, then checked on
+POT's answer), so that neither its loose nor its strict default stop is timed. OTT has the loosest threshold
 that certifies; its reference measure is uniform, so that c = a b^T goes into its cost.
 """
 

@@ -3,8 +3,8 @@
 - digits: all pairs of small handwritten digits; a digit is its inked pixels, with the ink as masses.
 - modalities: the pixels of digits against their histograms of gradients. ``matched`` is the mass between equal labels.
 - roll: a rolled sheet, by geodesics along its graph of neighbours, against the flat sheet. ``matched`` is the mass
-  between points whose places on the sheet differ by less than a tenth of its length; "landmarks" starts from several
-  plans and forms no matrix.
+  between points that lie within a tenth of the sheet's length of each other on the sheet; "landmarks" starts from
+  several plans and forms no matrix.
 
 ``value`` is the objective by its definition, of each plan. POT's epsilon is twice our reg, OTT's is our reg. Each call
 has its own process; ``cpu`` is the time of all threads, which a busy machine changes less than the seconds.

@@ -38,7 +38,7 @@ def lengths(pattern: str, n: int, density: float) -> Any:
     wanted = 1 / np.arange(1.0, n + 1)
     low = 0.0
     high = float(n * n)
-    for _ in range(60):  # the factor with which the lengths, cut at n, add up
+    for _ in range(60):  # bisection: the lengths factor * wanted, cut at n, must sum to density n^2
         factor = (low + high) / 2
         if np.minimum(n, factor * wanted).sum() < density * n * n:
             low = factor

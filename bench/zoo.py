@@ -32,9 +32,9 @@ SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
 REGS = (0.05, 0.005)
 RHO = 1.0  # reg and reg_m are in units of the median cost
 TOL = 1e-6
-LARGE, FEW = 50, 500  # dimensions from which on there are at most so many points
+LARGE, FEW = 50, 500  # above LARGE dimensions a cloud has at most FEW points
 SAMPLE = 500  # points of each cloud that tell the median
-MADE_DIMENSIONS = 12  # most points at which a GPU makes the costs in each pass; above them it makes a matrix first
+MADE_DIMENSIONS = 12  # up to 12 dimensions a GPU makes the costs in each pass, above 12 a matrix first
 NATS = 1.0  # of "truncated": skip all that can be skipped
 ITERATIONS = 100  # of torch and of flash-sinkhorn
 

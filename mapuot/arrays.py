@@ -62,7 +62,7 @@ def is_on_device(x: Any) -> bool:
 
 
 def register_arithmetic(module: str) -> None:
-    """Name the module whose functions `arithmetic` returns for vectors on a GPU; it is imported on first use."""
+    """Set the module that `arithmetic` returns for vectors on a GPU; it is imported on first use."""
     _on_gpu[:] = [module]
 
 

@@ -94,7 +94,7 @@ def seeded_mask(ctx: Any, param: Any, value: str | None) -> SeededMask | None:
 
 
 class Commands(click.Group):
-    """Commands of which an unknown one that looks like a file is answered by the command that takes it."""
+    """Commands; for an unknown one that looks like a file the error names the command that reads such files."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

@@ -43,7 +43,7 @@ SPENT = OUTCOMES["max_passes"]
 
 
 def request_kernel(stat: Stats) -> None:
-    """Set the status of a pass whose K, or whose mask of pairs, must be made anew before the next one."""
+    """Set the status "absorb": K, or the mask of pairs, must be made anew before the next pass."""
     stat.status = "absorb"
 
 
@@ -82,7 +82,7 @@ def after_pass(verdict: str, is_cancelled: bool, is_spent: bool) -> Outcome:
 
 
 def after_far_start() -> Outcome:
-    """Return the outcome of a stage whose first pass has too large an error: another start is better."""
+    """Return the outcome of a first pass with too large an error: another start is better."""
     return Outcome("running", "the start is too far from the optimum")
 
 
@@ -132,7 +132,7 @@ def after_dropped_step(before: Outcome, again: Outcome, is_certified_later: bool
 
 
 def without_certificate(stat: Stats, outcome: Outcome) -> Outcome:
-    """Return the outcome of a last pass whose hard columns have not been judged; it is not certified."""
+    """Return the outcome of a last pass with hard columns that were not judged; it is not certified."""
     if outcome.status == "converged":
         stat.status = "running"
         return SPENT
@@ -165,7 +165,7 @@ def after_one_call(is_certified: bool) -> Outcome:
 
 
 def at_start(outcome: Outcome, factors_follow: bool) -> Outcome:
-    """Return the outcome with which the stages begin; a stalled call is followed by steps with a factor, or by none."""
+    """Return the first outcome of the stages. After a stalled call steps with a factor follow, or none."""
     if outcome.status == "stalled" and not factors_follow:
         return RUNNING
     return outcome

@@ -130,7 +130,7 @@ def violation(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
 
 
 def misfit(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
-    """Return the distance of r from the marginals for which f is optimal, for penalties with kinks: tv, range."""
+    """Return the distance of r from the marginals that f makes optimal, for penalties with kinks: tv, range."""
     if kind == "tv":
         edge = np.isclose(np.abs(f), rho, rtol=1e-15, atol=0.0)
         low = np.where(edge & (f > 0) | (f > rho), 0.0, t)

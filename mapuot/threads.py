@@ -1,4 +1,4 @@
-"""Threads whose work no Ctrl-C can leave waiting for ever.
+"""Run work in threads so that no Ctrl-C leaves it waiting for ever.
 
 `threading` and `concurrent.futures` wait in Python code: a Ctrl-C that falls between the taking of a lock and the
 `with` that gives it back leaves a worker, or the next call, waiting for ever, and one in a callback of a weak reference
@@ -64,7 +64,7 @@ def each(
     except BaseException:
         waiting.clear()  # threads that begin later find nothing to do
         stop()
-        error = None  # whose traceback has this frame
+        error = None  # its traceback would hold this frame
         while len(ended) < len(begun):
             time.sleep(LOOK_SECONDS / 100)
         raise

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-PIECE = 1 << 22  # pairs of all problems whose distances are held at once: 32 MiB
+PIECE = 1 << 22  # pairs of all problems, for one buffer of distances: 32 MiB
 
 
 def energy(r: Any, blur: float) -> tuple[Any, Any]:

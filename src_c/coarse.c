@@ -51,7 +51,7 @@ typedef struct {
     int64_t *order, *label;
 } points;
 
-/* the column of X in which these points have the largest range */
+/* Return the coordinate with the largest range over these points. */
 static int64_t widest(const points *of, int64_t from, int64_t to) {
     int64_t found = 0;
     double most = -1.0;

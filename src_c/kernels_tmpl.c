@@ -426,7 +426,7 @@ ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t 
 
 /* ---- stored pairs ---- */
 
-enum { LONG_RUN = 128 }; /* number of pairs in a row from which gathers are faster than single loads */
+enum { LONG_RUN = 128 }; /* least pairs of a row to load by gathers, faster than single loads */
 
 /* K_i . v of a long row, in two chains of vectors */
 ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v) {

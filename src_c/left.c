@@ -1,5 +1,5 @@
 /* left.c - sums and updates over W, the array that one marginal of a kernel leaves for all others (an array or a
- * triangle of marginals, mapuot/marginals/blocks.py): sums for the certificate, and turns, in which each axis takes its
+ * triangle of marginals, mapuot/marginals/blocks.py): sums for the certificate, and turns: each axis takes its
  * best factor for the others. One sweep of W gives the sums of all axes: from the last axis on, each axis is multiplied
  * by its factor and summed over. Vectors: left_tmpl.c.
  */
@@ -9,7 +9,7 @@
 #include "left.h"
 #include "marginals.h"
 
-enum { SHARED_ENTRIES = 1 << 17 }; /* entries of W from which threads share its rows */
+enum { SHARED_ENTRIES = 1 << 17 }; /* least entries of W to share its rows among threads */
 
 /* number of points of the axes before k */
 static int64_t before(const mapuot_left *left, int64_t k) {

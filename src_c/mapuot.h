@@ -30,7 +30,7 @@ typedef struct {
     mapuot_kept kept;
 } mapuot_points;
 
-/* Boxes of points of both clouds, for bounds on the plan between them (boxes_tmpl.c), in units in which a cost is reg.
+/* Boxes of points of both clouds, for bounds on the plan between them (boxes_tmpl.c). Costs are in units of reg.
  * Boxes of x: m, with d numbers each, box after box. Boxes of y: d x n, coordinate after coordinate, n a multiple of
  * 16. log_mass: log of the sum over a box of e^(log scaling - slope (x - mid)), -inf for a box without mass. */
 typedef struct {
@@ -57,7 +57,7 @@ typedef struct {
     mapuot_mask mask;
 } mapuot_matrix;
 
-/* The numbers from which mapuot_limits are computed. */
+/* The inputs of the computation of mapuot_limits. */
 typedef struct {
     double reg;
     double rho_rows, rho_cols; /* the rho common to a side, inf: hard points, NaN: rho differs between points */
@@ -113,7 +113,7 @@ typedef struct {
     int64_t rows;   /* number of rows that it summed in the last pass */
 } mapuot_share;
 
-/* The data from which float32 passes between points compute the rows of K (narrow_points.h). x NULL: there are none. */
+/* Data of the rows of K in float32 passes between points (narrow_points.h). x NULL: no such pass. */
 typedef struct {
     const float *x;   /* m x d, one point after another */
     const float *y;   /* n padded / 16 blocks of 16 points, one coordinate after another in each */
@@ -144,7 +144,7 @@ typedef struct {
     int32_t tried[2];  /* number of passes measured, wide and narrow */
     double seconds[2][2]; /* their shortest times, plain and piped */
     int32_t exact; /* 1: K is recomputed from M in float64, tile by tile, since its storage is too coarse for tol */
-    mapuot_matrix M, c;         /* for exact passes, and for points, whose K is not stored */
+    mapuot_matrix M, c;         /* for exact passes, and for points: their K is not stored */
     const double *alpha, *beta; /* the log scalings in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that a pass computes and works on */
     mapuot_narrow_points narrow_points;
@@ -157,7 +157,7 @@ typedef struct {
 
 /* The scalars that the sweeps of finish_pass need beside the state. */
 typedef struct {
-    double offset;       /* log of the factor by which the translation before the prox scales u and the column sums */
+    double offset;       /* log of the factor of u and of the column sums in the translation before the prox */
     double kappa;        /* e^offset */
     double base;         /* 0 with a translation, else the shift: the first sweep computes b e^(-k (x - base)) */
     double q_factor;     /* the factor from there to q = b e^(-k log v): e^(k shift), or 1 */
@@ -243,7 +243,7 @@ typedef struct {
     double mass, missed, apart, most, size, first, curvature, paths;
     int64_t products, all_products; /* of this step, and of all steps */
     int64_t tried, wait;            /* these, and all_products, are 0 before the first step of a solve */
-    int64_t budget; /* products of a solve after which steps give up in favour of a factorisation, 0: no limit */
+    int64_t budget;                 /* most products of a solve; after them a factorisation is faster. 0: no limit */
 } mapuot_newton;
 
 int mapuot_newton_begin(mapuot_newton *newton, const double *weight, const double *rho, const double *log_v,
@@ -286,7 +286,7 @@ typedef struct {
     int64_t count;      /* number of stages */
     int64_t max_passes; /* of one problem. If the last stage allows fewer and needs more, the problem stays unsolved */
     int64_t
-        hard_passes; /* passes of a stage (and products) after which a factorisation is faster: STALLED. 0: no limit */
+        hard_passes; /* most passes (and products) of a stage, then STALLED: a factorisation is faster. 0: no limit */
     mapuot_stats *trace; /* for a single problem: room for the last stage's most + 8 passes, or NULL */
     double mass_tolerance, safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
     double cost_error; /* bound on the error of an entry of M, 0 if costs are given as numbers */
@@ -376,7 +376,7 @@ int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, m
 /* Batches. batch_spread: states[q] = states[0], with every per-problem array moved on by q times its length. For
  * weight, absorbed, base, log_scale, scale and marginal of a side this is its padded len, for sums, work and history
  * their own length, and for K m ld unless K is shared. rho, fi and upper are common to all problems. batch_iterate: at
- * most count passes of each problem whose stats say RUNNING, as mapuot_iterate. A shared K is read once for up to slots
+ * most count passes of each problem in status RUNNING, as mapuot_iterate. A shared K is read once for up to slots
  * problems. The threads of the pool share the problems. newton: NULL, or p records for problems with hard columns,
  * zeros before the first call. count 0 then certifies the last pass of the running problems. */
 int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states);

@@ -30,7 +30,7 @@
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): rounding of column sums, relative to the mass */
 #define LONGEST 1.0         /* largest change of log v by a step that does not certify */
 #define MOST_STEPS 60
-#define UNREACHED 0.1    /* most of tol that hard columns may cost whose masses underflow */
+#define UNREACHED 0.1    /* largest share of tol for hard columns with masses that underflow */
 #define PASSES_BETWEEN 8 /* passes between two steps if the first was too far off to be solved */
 
 /* If all rows and columns are hard, ask the columns for as much mass as the rows have in each part of M: rounding may

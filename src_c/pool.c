@@ -145,7 +145,7 @@ void mapuot_pool_free(mapuot_pool *pool) {
     free(pool);
 }
 
-/* The symbol by which threadpoolctl finds this library (mapuot/threadpool.py): the only one that is visible. */
+/* threadpoolctl finds this library by this symbol (mapuot/threadpool.py), the only visible one. */
 __attribute__((visibility("default"))) int mapuot_pool_threads(const mapuot_pool *pool) { return pool->threads; }
 
 void mapuot_pool_slow(mapuot_pool *pool, int thread, int times) { pool->slowness[thread] = times; }

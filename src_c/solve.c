@@ -397,7 +397,7 @@ static void scale(int64_t len, double *x, double factor) {
 
 enum { LINES = 16, MOST_FAR = 4096, FEW = 8 };
 
-/* The points at which the cumulated mass passes odd multiples of total / (2 LINES). */
+/* Find the points where the cumulated mass passes odd multiples of total / (2 LINES). */
 static void heavy(int64_t len, const double *weight, int64_t *at) {
     double total = 0.0, passed = weight[0];
     for (int64_t k = 0; k < len; k++) total += weight[k];
@@ -448,7 +448,7 @@ static double extent(const attempt *t) {
     return fmin(p->high - p->low, 2.0 * (far - p->low));
 }
 
-/* The number of passes at the end of a stage, after which a factorisation serves better. */
+/* Return the number of passes at the end of a stage: later a factorisation is faster. */
 static int64_t patient(const attempt *t, int64_t most) {
     const int64_t last = t->problem->made + t->task->hard_passes;
     return t->task->hard_passes > 0 && last < most ? last : most;

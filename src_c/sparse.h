@@ -23,7 +23,7 @@ ALWAYS_INLINE run run_of(const mapuot_matrix *M, int64_t i) {
 #define BLOCKS_OF(row)                                                                                                 \
     for (int64_t k = 0, count; (count = row.count - k < BLOCK ? row.count - k : BLOCK) > 0; k += BLOCK)
 
-/* The arguments with which cost.h computes a block of a row's entries, as a matrix of one row. */
+/* Arguments of cost.h for a block of a row's entries: a matrix of one row. */
 typedef struct {
     stream_args args;
     panel near;

@@ -21,7 +21,7 @@ struct Shared {
 };
 
 struct Lane {
-    int g, c, row;   // row: the row for which this lane computes u, as do all 16 / RP lanes of a row
+    int g, c, row;   // row: this lane computes its u, as do all 16 / RP lanes of the row
     bool owns, mine; // owns: there is such a row; mine: this lane stores it
 };
 

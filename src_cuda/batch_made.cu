@@ -186,7 +186,7 @@ template <typename T, bool TOPS = false> FN void column_sums(const Shared &all, 
     }
 }
 
-// Coordinates for passes in T; in float32 relative to the first column, in units in which reg is one.
+// Coordinates for passes in T; in float32 relative to the first column, in units of reg.
 template <typename T> FN void place_points(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     const double unit = is_narrow<T>() ? unit_of<T>(S) : 1;

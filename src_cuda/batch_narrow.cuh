@@ -1,6 +1,6 @@
 // The work of a narrow pass after K^T u is summed, in float32: the rules of common/rules.h (translation, guard,
 // stopping) for an estimate that certifies nothing. Two warps have the columns, two columns a lane. Meanwhile one warp
-// judges the last pass and one prepares Anderson's weights.  Included by batch_narrow.cu, whose header explains the
+// judges the last pass and one prepares Anderson's weights. batch_narrow.cu includes this file and explains the
 // quantities.
 #define MEMORY 5 // differences of float32 passes
 #include "batch_build.cuh"
@@ -184,8 +184,8 @@ FN void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
     next.shift = shift + rate.fi1 * lam, next.known = known;
 }
 
-// Decide what the block does after the last pass. The residual gives an estimate of the error, not a certificate. The
-// same warp, during the next pass.
+// Choose the block's next step after the last pass. The residual gives an estimate of the error, not a certificate. One
+// warp runs this during the next pass.
 FN void judge(const Batch &S, Shared &all, bool extrapolated) {
     const Rates &rate = all.rates;
     const double dual = all.dual, best = all.best_dual;

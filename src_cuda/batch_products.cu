@@ -1,4 +1,4 @@
-// Mirrors src_c/batch.c for problems that are too large for a block, whose passes are made together.
+// Mirrors src_c/batch.c for problems that are too large for a block: a launch makes one pass of all problems.
 //
 // One block a problem does the O(m + n) work. Between the kernels the caller computes S = V K^T and sums = U K (for one
 // potential sums = S) in float64. Either K = exp(low - M / reg) serves all (safe 1), or each problem has a K of its

@@ -15,7 +15,7 @@ struct Boxes {
     const double *x_cut, *y_cut;
 };
 
-#define SLOPES 16 // dimensions up to which potentials are fitted: MOST_SLOPES
+#define SLOPES 16 // most dimensions with fitted potentials: MOST_SLOPES
 #define ROWS 64   // boxes of x that a block processes, one after the other; a thread has one box of y
 
 // (A + ridge) x = b in place of b, by Cholesky, in one thread: d numbers a row

@@ -148,7 +148,7 @@ FN int64_t rank_of(double x) {
 FN double number_of(int64_t rank) { return __longlong_as_double(rank ^ ((rank >> 63) & 0x7fffffffffffffffLL)); }
 
 // All blocks of the grid meet. Their earlier writes to global memory are visible afterwards (read them with __ldcg).
-// The counter only grows, so thread 0 knows from meeting_start on at which count each meeting ends.
+// The counter only grows: from meeting_start on thread 0 knows the count that ends each meeting.
 FN uint32_t meeting_start(const uint32_t *counter) {
     return *(const volatile uint32_t *)counter / gridDim.x * gridDim.x;
 }

@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) form_rows(const __grid_con
     F.right[at] = used ? F.q[at] - F.s[at] : 0;
 }
 
-// Entry i of row j of the equations of a problem whose first column is `first`, with their shift
+// Return entry i of row j of a problem's equations with their shift. `first`: the problem's first column.
 FN double entry_of_equations(const Factored &F, const double *gram, double added, double shift, int64_t first,
                              int64_t j, int64_t i) {
     const double size = F.size[first + j];

@@ -70,7 +70,7 @@ FN double *scalars_of(const State &S, int turn) {
     return S.scalars + turn % 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS;
 }
 
-// The buffer in which the blocks post their sums over columns
+// Return the buffer where the blocks post their sums over columns.
 FN double *partial_of(const State &S, int turn) { return S.partial + turn % 2 * S.parts * POSTS; }
 
 // Number of columns of a thread

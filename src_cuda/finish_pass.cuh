@@ -129,7 +129,7 @@ FN void finish_totals(const State &S, Finish &F, const double *partial) {
 
 #include "finish_scalars.cuh"
 
-// The buffer in which v is posted for the next passes
+// Return the buffer where blocks post v for the next pass.
 FN num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
 
 // Sweep 2, and this block's part of B and sum v; `loaded`: c holds the column of the first round.

@@ -1,8 +1,8 @@
 // The scalar work between the two sweeps of finish_pass, by common/rules.h; twin of src_c/finish.c.
 //
 // Every block does it on the same numbers. One warp finds Anderson's weights, while one thread finds the dual value
-// and guards the last step. The certified error and the status, for which the next sweep does not wait, come later
-// (verdict).
+// and guards the last step. The certified error and the status come later (verdict): the next
+// sweep does not wait for them.
 #include "anderson.cuh"
 
 // Factor of the columns' terms: with one potential the rows have the same terms.

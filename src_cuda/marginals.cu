@@ -9,7 +9,7 @@ struct Marginals {
     int64_t count, parts, edges;
     int64_t hard; // the first marginal that is hard; -1: none
     const int64_t *start, *child, *parent, *message;
-    const int64_t *cell, *message_cell; // the cell by which a message is translated is its child's
+    const int64_t *cell, *message_cell; // a message is translated with its child's cell
     const int64_t *order, *first;       // points ordered by cell; where each cell begins
     const double *log_weight, *weight, *rho;
     double reg;

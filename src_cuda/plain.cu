@@ -83,7 +83,7 @@ FN Seen look(const State &S, const Plain &T) {
     return all;
 }
 
-// Clear the buffers in which passes add and post, and set the ranks of all columns to -inf.
+// Clear the passes' buffers for sums and posts, and set the ranks of all columns to -inf.
 FN void empty(const State &S, const Plain &T) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     for (int64_t q = own; q < 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS; q += step) S.scalars[q] = 0;
@@ -92,7 +92,7 @@ FN void empty(const State &S, const Plain &T) {
     for (int64_t q = own; q < S.n; q += step) T.tops[q] = rank_of(-INF);
 }
 
-// Read ENTRIES of M, only the first `count` of which exist; whole: they lie at a multiple of 16 bytes
+// Read ENTRIES of M; only the first `count` exist. whole: the address is a multiple of 16 bytes.
 FN void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES]) {
     if (whole && count >= ENTRIES) {
         *(uint4 *)x = __ldg((const uint4 *)at);
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 // Write an answer, from this half of progress: status, passes and range; the trace; log u, log v and the marginals. To
 // exponents, for draws from the plan: its exponents and the marginal of its rows. Without a certificate only log v is
-// written, from which other passes may go on.
+// written: other passes may continue from it.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tell(const __grid_constant__ State S, const __grid_constant__ Plain T, int parity, double *out, double *exponents) {
     const Progress &p = S.progress[parity];

@@ -7,7 +7,7 @@
 #include "common.cuh"
 
 #define SIDE 32      // points, and coordinates, of a tile that is transposed
-#define CANDIDATES 8 // points of y of which one becomes the origin
+#define CANDIDATES 8 // points of y; one of them becomes the origin
 #define PAIRS (CANDIDATES * (CANDIDATES - 1) / 2)
 #define WARPS 32 // of a block of square_factors
 

@@ -1,8 +1,8 @@
 // The float64 sums of points.cuh for expanded squares, on the tensor cores of sm_90 and later.
 //
-// A warp sums 16 points, whose coordinates its lanes hold, over FROM_TILE others at a time, which come into shared
-// memory while the previous ones are in use. An instruction adds 16 coordinates of 16 x 8 pairs to the sums of the
-// logarithms. The rows' and the columns' sums add the same products in the same order, so that both have the same bits
+// A warp has 16 points; its lanes hold their coordinates. It sums over FROM_TILE other points at a time. The next ones
+// are copied into shared memory while the previous ones are in use. An instruction adds 16 coordinates of 16 x 8 pairs
+// to the sums of the logarithms. The rows' and the columns' sums add the same products in the same order, so that both have the same bits
 // of K_ij.
 // Option: WIDE_CHUNKS (of 16 coordinates, up to 4; 0: points.cuh or point_tiles.cuh makes these sums).
 #define PIECE 16

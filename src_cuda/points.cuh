@@ -19,8 +19,8 @@
 // KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the
 // logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
 // point_tiles.cuh), STEPS (not 0: of point_products.cuh), WIDE_CHUNKS (not 0: of
-// point_wide_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the
-// points that get sums).
+// point_wide_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask; its rows
+// are the points that get sums).
 #include "common/mask.h"
 #include "common/metric.h"
 
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                const __grid_constant__ mapuot_mask mask) {
 #if HELD
     __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
-    int64_t held = 0; // the block at which they begin
+    int64_t held = 0; // their first block
 #endif
 #if HALVED
     __shared__ double across[8][HELD * FROM];

@@ -5,7 +5,7 @@
 // exchanged. Options: STORE (type of K or P), COST (of M: 0 float64, 1 float32).
 #include "sparse.cuh"
 
-// The data from which entries are computed; c: float64, or null
+// Inputs of an entry's computation; c: float64, or null
 struct Pairs {
     const cost *M;
     const double *c, *alpha, *beta;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     });
 }
 
-// The end of a row's or a column's way to the least number of its part, half of which the next one is spared
+// Follow a row or column to the least number of its part, and halve the way for the next search.
 FN int end_of(volatile int *next, int i) {
     for (int to; (to = next[i]) != i; i = to) next[i] = next[to];
     return i;

@@ -6,7 +6,7 @@
 // more tiles stream by, so that the way there and back costs nothing.  No warp ever meets another before the end.
 // Numbers are sent as letters: 32 bits beside the number of the step, written at once. A reader knows from the letter
 // itself if it has come, so that no order of writes and no clearing is needed. A worker that posts step k has used step
-// k - lag - 1, for which the whole cluster has posted: a mailbox holds MAIL > lag steps.
+// k - lag - 1, so the whole cluster has posted that step: a mailbox holds MAIL > lag steps.
 
 #define MAIL SLOTS                   // steps that a mailbox holds
 #define WORDS ((int)sizeof(num) / 4) // letters of a number

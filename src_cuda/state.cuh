@@ -30,7 +30,7 @@ struct Side {
     const double *weight, *log_weight, *rho, *upper, *absorbed, *fi, *rate; // rate: reg / rho
 };
 
-// The coarse correction (coarse.cu), for CLUSTERS clusters, some of which may be empty.
+// The coarse correction (coarse.cu) between CLUSTERS clusters; some may be empty.
 struct Coarse {
     const int64_t *label, *order,
         *first;             // cluster of each column; the rows by cluster, and where each cluster's rows begin

@@ -260,8 +260,8 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
-// The place in which the cumulated masses of n places pass this share of the total. A warp finds it: lane l adds up the
-// places l, l + 32, ..; the lane in which the share is passed then splits its places among all lanes, and so on.
+// Find the place where the cumulated masses of n places pass this share of the total. A warp searches: lane l adds up
+// the places l, l + 32, ..; the lane where the share is passed then splits its places among all lanes, and so on.
 template <typename F> FN int64_t passed(int64_t n, double share, F mass) {
     const int lane = threadIdx.x % 32;
     double left = 0; // mass still to pass, in the remaining places: first, first + step, ..
@@ -289,8 +289,8 @@ FN double uniform(int64_t seed, int64_t k, int which) {
     return (double)(philox((uint64_t)seed, (uint64_t)k, (uint64_t)which) >> 11) * 0x1p-53;
 }
 
-// out_k: in row rows_k - i0, the column in which the cumulated mass passes the share at_k; a warp for each k.
-// masses: null, or the masses of all rows: then rows_k becomes the row in which these pass the share row_at_k. Without
+// out_k: in row rows_k - i0, the column where the cumulated mass passes the share at_k; a warp for each k.
+// masses: null, or the masses of all rows: then rows_k becomes the row where they pass the share row_at_k. Without
 // at and row_at the shares are random numbers from the seed.
 extern "C" __global__ void __launch_bounds__(256)
     draw(const __grid_constant__ View V, const double *masses, const double *row_at, const double *at, int64_t seed,

@@ -148,7 +148,7 @@ def climb(C, a, reg, rho, given, log_u):
 
 
 STORED = 2.0**-24 + 3e-9  # relative rounding of an entry of a kernel in float32
-SUMMED = 1e-7  # relative rounding of sums in float32, in which a pass may end where tol allows
+SUMMED = 1e-7  # relative rounding of float32 sums; a pass with them may end a solve where tol allows
 
 
 def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):

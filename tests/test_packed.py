@@ -27,7 +27,7 @@ LIMITS = {
 
 
 def is_packed(node):
-    """Say whether a statement binds several names at once to values of which one is more than a name or a constant."""
+    """Say whether a statement binds several names at once, one of them to more than a name or a constant."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple) or len(node.value.elts) == 1:
         return False
     is_unpacked = any(isinstance(target, ast.Tuple) for target in node.targets)

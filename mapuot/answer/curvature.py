@@ -140,7 +140,7 @@ def potentials_moved(
     m, n = result.problem.shape
     may_factor = not both and min(m, n) <= CURVATURE.most_factored and m * n <= CURVATURE.most_pairs
     most = max_steps
-    if may_factor and result._backend.name != "cuda":  # whose products are quicker than the host's factor
+    if may_factor and result._backend.name != "cuda":  # products on a GPU are quicker than the host's factor
         most = min(max_steps, CURVATURE.first_steps + int(CURVATURE.steps_a_point * min(m, n)))
     df, rest = conjugate_gradients(image, left, on_rows, allowed, most)
     if may_factor and not rest <= allowed:

@@ -16,11 +16,11 @@ from ..penalties import kl_divergence
 from ..problem.sparse import is_sparse
 from ..ranks import ALONE, Ranks
 
-CLEAR = 0.05  # sharpness below which a plan is nearly the independent plan
+CLEAR = 0.05  # a plan of less sharpness is nearly the independent plan
 ROUNDING = 1e-14  # rounding of sums, relative to the sum of their absolute terms
-SHARP = 1e-4  # error of a sharpness above which it is summed over all entries
+SHARP = 1e-4  # a sharpness with a larger error is summed over all entries
 NEAR = 1e-12  # relative rounding of products of the marginals
-QUICK_PAIRS = 1 << 24  # most pairs for which a summary computes sharpness: some .1 s
+QUICK_PAIRS = 1 << 24  # a summary computes sharpness for at most so many pairs: some .1 s
 
 
 def x_log_x(x: Any) -> Any:

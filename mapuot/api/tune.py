@@ -25,9 +25,9 @@ FIRST_REG = 0.05  # of the median cost
 # first step of the search, and its reach
 LOG_STEP = math.log(2.0)
 RANGE = math.log(1e4)
-CLOSE = 1e-3  # change of log reg, and difference of log odds, at which the search ends
+CLOSE = 1e-3  # the search ends at this change of log reg, and at this difference of log odds
 WITHIN = 1e-2  # largest error of the log odds, log(x / (1 - x)), in an answer
-NARROW = 1e-9  # width of a bracket in log reg at which a share counts as jumping
+NARROW = 1e-9  # the share counts as jumping if a bracket in log reg is narrower
 # of secants: steps, longest step, singular determinant
 MOST_STEPS = 12
 LONGEST = 3 * LOG_STEP

@@ -25,7 +25,7 @@ from ..penalties import F64
 from .passes import Body, PassCertificate
 
 MOST_APART = 2.0  # |q - q*| / |q| of any two q of equal masses
-MOST_IN_A_CALL = 1 << 19  # p n^2 of a problem whose passes are made in one call: some .3 ms each, as NumPy's calls
+MOST_IN_A_CALL = 1 << 19  # p n^2: up to it one call makes all passes, some .3 ms each, as NumPy's calls
 WIDEST = 3.0  # |x_i + y_j| of a Newton step is at most this many times the largest |x_i|
 
 
@@ -456,7 +456,7 @@ class BarycenterNewton(Newton):
         return OPEN if verdict == HOLDS_AFTER else verdict  # the new v is feasible for the dual only to first order
 
     def start(self, workspace: Any, backend: Any) -> F64:
-        """Return the log v from which the next pass starts."""
+        """Return log v at the start of the next pass."""
         moved = workspace.found.log_v + self.of_columns(self.y.reshape(self.body.A.shape))
         return np.where(self.body.held, moved, 0.0).ravel()
 

@@ -57,7 +57,7 @@ class Run:
         self.reads, self.clusters = "", 0  # of the last run: form of K in words; clusters that corrected it
         self.share = 0.0  # of all pairs that were kept at the start of the last stage; 0: it read all pairs
         self.certified: Stats | None = None  # the last pass that Newton's step certified
-        self.next_meet = 0  # number of the pass from which Newton's step is tried again
+        self.next_meet = 0  # Newton's step is tried again from this pass on
         self.products = 0  # products of Newton's steps towards hard columns so far
         self.budget = 0  # most products of Newton's steps; 0: no limit
         self.is_cancelled = False  # the callback or another thread has asked to end

@@ -12,7 +12,7 @@ With other penalties the prox of the rows has a slope fi of its own, and q may j
 (cpu/margins.py): a column stays at its kink while s is among the optimal marginals there.
 
 A start far away is left for a path of regs, each half of the one before: two steps at each are usual. The path begins
-at the least reg at which passes have come near, or at a large one. Steps certify nothing; the pass that follows does
+at the least reg where passes have come near, or at a large one. Steps certify nothing; the pass that follows does
 (newton.c).
 
 This module decides; a `FactoredPlans` computes, for the problems of a batch at once (cpu/factored.py,
@@ -30,19 +30,19 @@ import numpy as np
 from ..penalties import F64
 
 LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
-MOST_SHIFT = 0.1  # from which on a step is cut instead
+MOST_SHIFT = 0.1  # of the diagonal: with a larger shift the step is cut instead
 SHIFT_GROWS = 20.0  # factor of a shift that is too small, at least
 SHIFT_FALLS = 1e-3  # factor of the shift from one step to the next
 LONGEST = 100.0  # nats that a step may move a potential: 30 take 1.2 to 1.6 times the factors, 10 more steps too
 FARTHEST = 1e7  # nats that a doubled step may move a potential: without a plan the dual value has no bound
-BETWEEN_GROUPS = 3.0  # nats of a step from which on twice its length is tried
+BETWEEN_GROUPS = 3.0  # nats: a longer step is also tried at twice its length
 CONSTANT = 1e-3  # of the diagonal, along constants, where S is singular if all points are hard
 RESIDUAL = 1e-3  # of the equations' right side, beyond this the factor was not positive definite
 ARMIJO = 1e-4  # of the slope: gain that a step must bring
 GAIN_ROUNDING = 1e-15  # of the terms of a gain, and of the mass: changes of log u are logarithms of sums
 SHORTEST = 1e-6  # part of a step that is tried at last
 NEAR = 1e-2  # of the mass: a start that misses less needs no larger reg
-START_TOL = 5e-3  # certified error of passes at a larger reg after which their potentials are near
+START_TOL = 5e-3  # certified error at a larger reg: below it the potentials are near
 LEVEL_MISS = 1e-2  # of the mass: where a larger reg has done its work
 FINE_MISS = 1e-4  # the same on a second path, at most, as a group of less mass was not seen on the first
 FINER = 0.1  # part of the miss at the end of the first path: the same
@@ -50,8 +50,8 @@ FIRST_LEVEL = 30.0  # range of the costs over the largest reg
 MOST_LEVEL = 2.0**100  # largest reg over the reg asked for
 EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round apart
 LEAST_MISS = 1e-14  # of the mass: rounding of sums
-STIFF = 1e3  # largest rho / reg from which on passes may crawl
-STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms, which small problems need for all their steps
+STIFF = 1e3  # rho / reg: with a larger one passes may crawl
+STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms; small problems need 10 ms for all their steps
 MOST_PATIENCE = 1000  # passes of the smallest, four times as many where a side is soft, of 10,000 in all
 SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
 MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30

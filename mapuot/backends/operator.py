@@ -206,7 +206,7 @@ class Operator:
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1):
             part = x[slice(*(self.cost.place(k, n) - self.cost.place(i0, n) for k in (k0, k1)))]
             if pairs:
-                costs = host(M.data)  # maybe float32, whose products would lose digits
+                costs = host(M.data)  # M may be float32: its products would lose digits
             else:
                 part = part.reshape(-1, n)
                 costs = self.costs_of(M)

@@ -238,7 +238,7 @@ class Workspace:
 
     @property
     def next_log_v(self) -> F64:
-        """Return log v after the last pass, from which the next pass would start, in POT's order (u_k, v_k)."""
+        """Return log v at the start of a next pass, in POT's order (u_k, v_k)."""
         with np.errstate(invalid="ignore"):  # a start may have overflowed
             return self.limited(self.shifted_log_v() - self.progress_of("shift"), 1)
 

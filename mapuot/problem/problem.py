@@ -34,8 +34,8 @@ Alike = TypeVar("Alike", bound="Common")
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # constants of `extent`; twin: src_c/solve.c
 BLOCK_BYTES = 1 << 24  # of M, in one block of the search for forbidden pairs
-MOST_CONSTANT = 1024.0  # in ranges of M: a larger constant in M is taken out
-CONSTANT_NATS = 1e5  # constant / reg from which on it is worth that: it rounds exponents by 1e-10
+MOST_CONSTANT = 1024.0  # in ranges of M: a larger constant in M is taken out of the costs
+CONSTANT_NATS = 1e5  # constant / reg: a larger constant is taken out, too, as it rounds exponents by 1e-10
 LIFT_ROUNDING = 2.0**-50  # relative: 8 roundings, of the masses too
 VANISHING = 750.0  # e^-750 is 0 in float64, with any rounding
 NOTHING = 800.0  # e^-800 times any float64 factor of a plan is negligible

@@ -34,8 +34,8 @@ from .distances import HUGE, Space
 
 ROUNDING = 2.0**-50  # relative rounding of the terms of a value
 STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of proximal steps in median costs: first, factor a step, least
-FAR = 1e12  # rho over reg and costs from which on float64 cannot tell the marginal from that of a hard side
-FIRM = 1e6  # rho / reg above which the squared rounding of float32, (1e-8)^2, would make more than 1e-10 reg
+FAR = 1e12  # rho / (reg + costs): above it a marginal equals a hard side's in float64
+FIRM = 1e6  # rho / reg: above it float32's squared rounding, (1e-8)^2, would cost over 1e-10 reg
 
 
 class Terms(NamedTuple):

@@ -48,7 +48,7 @@ FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_su
 }
 
 /* sum: K^T u of the column before the translation, log_sum: its logarithm. shift: after the translation, offset: log of
- * the factor by which the translation scales the plan.
+ * the factor of the plan in the translation.
  *     s = v K^T u,  G = fi log(b / K^T u),  gap = rho q h(log(s / q)),  q = b e^(-k log v),  h(t) = t e^t - e^t + 1
  * A column that this pass found without mass keeps its x. */
 FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double sum, double log_sum, double shift,

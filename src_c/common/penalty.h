@@ -76,9 +76,9 @@ FN double kl_gap(double q, double r, double x) { return fabs(x) < 0.25 ? q * x *
 /* Does f lie on the bound of total variation, up to rounding? */
 FN int at_bound(double f, double rho) { return fabs(f) >= rho * (1 - 1e-15); }
 
-/* For penalties with kinks: the distance of r from the marginals for which f is optimal. Total variation: t inside the
- * bounds, 0 to t at the upper bound of f, t to inf at the lower one. Range: one end, or all of it where f = 0. Other
- * penalties: INF. */
+/* Penalties with kinks: the distance of r from the marginals that the potential f makes optimal. Total variation: t
+ * inside the bounds, 0 to t at the upper bound of f, t to inf at the lower one. Range: one end, or all of it where
+ * f = 0. Other penalties: INF. */
 FN double misfit(int penalty, double f, double r, double t, double rho, double upper) {
     if (penalty == MAPUOT_TV) {
         const double beyond = rho * (1 + 1e-15);

@@ -34,7 +34,7 @@ typedef struct {
     double exponent_error;     /* plan error caused by rounding log u + log v - M / reg in K */
     double flush;              /* entries of K below this were flushed to zero */
     double flush_tol;          /* relative mass that flushing may hide before K is rebuilt */
-    double narrow_floor;       /* certified error below which float32 passes are noise */
+    double narrow_floor;       /* least certified error of float32 passes; below it they are noise */
     double scale_limit;   /* sums of u or v beyond it, or of v below its inverse: rebuild K before anything overflows */
     double most_scale;    /* a scaling beyond it is clipped */
     double dual_constant; /* reg |c| + the dual terms that no pass changes */

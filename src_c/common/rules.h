@@ -10,7 +10,7 @@
 #define NARROW_PATIENCE 20 /* the same, before float32 passes give way to float64 ones or clipped ones are given up */
 #define FLOOR_PASSES 6     /* the same near the estimated float32 floor, without a fall of the error by a fifth */
 #define NEAR_FLOOR 10      /* times the estimated floor: the floor grows with the number of terms of a sum */
-#define MOST_DROPPED 2     /* dropped steps after which one potential stalls: its kernel is not positive */
+#define MOST_DROPPED 2     /* one potential stalls after so many dropped steps: its kernel is not positive */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define SUMS_NOISE 1e-6    /* relative error of float32 sums */
 #define GAP_NOISE 1e-13    /* rounding of a gap, relative to the plan's mass: a gap below minus it proves nothing */
@@ -61,7 +61,7 @@ FN double entry_error(const mapuot_limits *limits, int64_t passes) {
 /* Error of the plan by that rounding: one unit directly, and two since the rounded K has another optimum. */
 FN double storage_error(const mapuot_limits *limits, int64_t passes) { return 3 * entry_error(limits, passes); }
 
-/* Relative error of e^y when y is off by x: e^x - 1 <= x (1 + x) up to x = 1, beyond which no digit is left */
+/* Relative error of e^y when y is off by x: e^x - 1 <= x (1 + x) up to x = 1. Beyond 1 no digit is left. */
 FN double exponent_growth(double x) { return x <= 1 ? x * (1 + x) : x == x ? INF : x; }
 
 /* An upper bound of |log x| for x > 0, from its binary exponent */

@@ -373,7 +373,7 @@ def test_the_first_components_are_those_of_a_full_decomposition(form):
 
 
 def test_far_cells_are_followed():
-    """Cells whose plan underflows have the descendants and ancestors of their conditional plans, as `fates` has."""
+    """Where the plan underflows, descendants and ancestors follow the conditional plans, as in `fates`."""
     X = np.array([[0.0], [0.1], [0.2], [60.0], [0.0], [0.15], [0.3], [0.4]])
     days, labels = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.arange(8)
     model = OTModel(X, days=days, local_pca=0, scale_cost=1.0, epsilon=1.0, lambda1=1.0, lambda2=1.0)
@@ -397,7 +397,7 @@ def test_far_cells_are_followed():
     [(1.0, "sq_euclidean", (1.0, 1.0)), (0.6, "euclidean", (1.0, 1.0)), (0.6, "sq_euclidean", (0.9, 0.8))],
 )
 def test_quadratic_backend_of_moscot(alpha, cost, tau):
-    """Balanced answers agree with OTT's, whose steps end at a threshold; others are answers of `mapuot.gromov`."""
+    """Balanced answers agree with OTT's within its threshold; others are answers of `mapuot.gromov`."""
     modality = pytest.importorskip("moscot.problems.cross_modality", reason="needs moscot: make test-doors")
     anndata = pytest.importorskip("anndata")
     pytest.importorskip("mapuot.moscot")

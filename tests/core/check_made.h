@@ -1,5 +1,5 @@
-/* check_made.h - passes whose rows are made from M, tile by tile (MADE), against the same passes over a K that
- * build_kernel has written from that M (STORED): equal bit for bit; and passes over stored pairs.
+/* check_made.h - passes that make rows from M, tile by tile (MADE), have the same bits as passes over the K that
+ * build_kernel wrote from this M (STORED); also passes over stored pairs.
  */
 #pragma once
 #include "check_passes.h"

@@ -76,7 +76,7 @@ def test_answers_are_true(name, soon):
 @needs_oracle
 @pytest.mark.parametrize("seed", [2, 4, 9, 13])
 def test_masses_that_underflow_do_not_count(seed):
-    """Hard columns whose marginals underflow once left the bound at 2; they cost as much as they weigh."""
+    """A hard column with a marginal that underflows adds its mass to the bound, which once stayed at 2."""
     case = wide_masses(14, 12, 1e-4, seed)
     result = case.solve()
     assert result.converged

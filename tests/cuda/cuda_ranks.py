@@ -150,7 +150,7 @@ def case_an_error_before_a_sum(job):
 
 
 def main(ranks, only=""):
-    """Return {case: failure} for the named cases, or for all, and the way in which sums went."""
+    """Return {case: failure} for the named cases, or for all, and the transport of the sums."""
     cp.cuda.Device(ranks.rank % cp.cuda.runtime.getDeviceCount()).use()
     failures = Job(ranks, "cuda", cp.asarray).run(vars(over_ranks) | globals(), only.split())
     return failures, ranks.device_sum.way if ranks.device_sum else ""

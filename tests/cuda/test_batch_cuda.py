@@ -54,7 +54,7 @@ def test_small_reg_needs_no_help(reg, monkeypatch):
 
 @pytest.mark.parametrize(("symmetric", "start", "mass"), [(True, 1000.0, 1.0), (False, 0.0, 1e14)])
 def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
-    """Potentials whose scales exceed any K go to float64 passes; K would otherwise be rebuilt for ever."""
+    """Potentials with scales beyond any K go to float64 passes; else K would be rebuilt for ever."""
     M, A = np.array([[0.7, 0.7], [0.7, 0.8]]), mass * np.array([[0.04, 0.51], [0.69, 0.92]])
     options = {"reg": 7e-4, "reg_m": 0.3, "reference": "uniform", "tol": 1e-6, "symmetric": symmetric}
     result = solve_batch(M, A, A, warm_start=(np.full((2, 2), start),) * 2, backend="cuda", **options)

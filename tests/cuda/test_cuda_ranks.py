@@ -26,7 +26,7 @@ FEW = (
 
 @functools.cache
 def found(size, only=""):
-    """Return the failures of one job over all cases, or the named ones, and the way in which sums went."""
+    """Return the failures of one job over all cases, or the named ones, and the transport of the sums."""
     sys.path.insert(0, str(HERE.parent))
     import cuda_ranks
 

@@ -108,7 +108,7 @@ def constant(rng: Any, m: int, n: int) -> Any:
 
 
 def with_sentinels(rng: Any, M: Any) -> Any:
-    """Raise some entries, or a row, far above the range for which ``reg`` was drawn."""
+    """Raise some entries, or a row, far above the range that ``reg`` was drawn for."""
     where = rng.random(M.shape) < rng.choice([0.05, 0.3, 0.7])
     if rng.random() < 0.2:
         where[rng.integers(0, len(M))] = True
@@ -272,7 +272,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
 
 
 def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
-    """Return a problem between points in a few boxes each, at a reg at which some pairs of boxes carry next to nothing.
+    """Return a problem between points in a few boxes, at a reg so small that some pairs of boxes carry almost no mass.
 
     ``uneven``: draw clouds as users have them, of any metric.
     """

@@ -122,7 +122,7 @@ def case_one_potential(job):
 
 
 def case_blocks_that_differ_by_a_row(job):
-    """Ranks take one path together around every size at which a rank by itself would take another."""
+    """Ranks take one path together near every size where a rank by itself would take another."""
     for entries in (cpu.quick_entries, SERIAL_ENTRIES):
         n, m = entries // 512, 512 * SIZE + SIZE // 2
         i0, i1 = job.bounds(m)

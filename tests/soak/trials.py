@@ -33,7 +33,7 @@ from problems import clouds
 import mapuot
 from mapuot import files
 
-PATIENCE = 120.0  # seconds after which a child counts as hanging
+PATIENCE = 120.0  # seconds; a child that takes longer counts as hanging
 RANKS_END = 10.0  # seconds that ranks have, after one of them died
 MIB = 1 << 20
 EVEN = {"threads": 2, "schedule": "static"}  # the same bits, however busy the cores are
@@ -155,7 +155,7 @@ def forks(rng):
 
 
 def signals(rng):
-    """Ctrl-C at any time is a KeyboardInterrupt, after which the process solves to equal bits."""
+    """Ctrl-C at any time is a KeyboardInterrupt; afterwards the process solves to equal bits."""
     case = clouds(300, 200, reg=0.002, seed=int(rng.integers(1 << 30)))
     A = rng.random((40, 300)) + 0.1
     right = case.solve(**EVEN)

@@ -1,4 +1,4 @@
-"""Marginal penalties of plans whose Newton steps have a factor: for each, its prox, its dual term and their slopes.
+"""Marginal penalties in Newton steps with a factor: for each, its prox, its dual term and their slopes.
 
 All arrays are (p, points), log x is log u or log v, and dual values are over reg. ``reg`` is that of the level: `at` is
 called before. docs/mathematics.md, "Other penalties", has the prox of each penalty.

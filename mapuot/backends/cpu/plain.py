@@ -128,7 +128,7 @@ def fill_penalties(task: Any, reg: float, rho: tuple[Any, Any]) -> None:
 
 
 def fill_terms(terms: Any, shape: tuple[int, int], reg: float, rho: tuple[Any, Any]) -> int:
-    """Set reg and the penalties of some terms; return the passes after which a factorisation is faster, 0: never."""
+    """Set reg and the penalties of some terms; return the most passes before a factorisation is faster, 0: never."""
     terms.reg = reg
     terms.rho_rows, terms.rho_cols = rho
     soft = [x for x in rho if x < np.inf]

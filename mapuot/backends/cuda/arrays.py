@@ -23,8 +23,8 @@ from .vectors import pinned
 
 BLOCK_BYTES = 1 << 28  # bytes of a numpy M that are on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
-CANDIDATES = 8  # points of y of which one becomes the origin of a product, in point_tables.cu
-FACTORS = 32  # points whose factors a block of point_tables.cu makes
+CANDIDATES = 8  # points of y; point_tables.cu makes one of them the origin of a product
+FACTORS = 32  # points a block of point_tables.cu, to compute their factors
 MANY = 16  # dimensions; from here on a matrix product may form costs faster than differences do
 TALL = 512  # dimensions; from here on a few points take .18 ms and more by differences, as a product does (H200)
 MANY_TERMS = 1 << 29  # coordinates of pairs: by differences in .15 ms, by a product in .17 (H200, 64 dimensions)

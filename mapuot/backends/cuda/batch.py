@@ -27,13 +27,13 @@ from .arrays import FEW, clouds_tables
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
-SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
-PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
+SAFE_SPREAD = 40.0  # most range(M) / reg for a float32 K without absorbed potentials at the start
+PRODUCT_SPREAD = 500.0  # most range(M) / reg for a float64 K that never absorbs potentials
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
-SHARED_ROOM = 96 << 10  # up to which two blocks share a multiprocessor: column vectors lie there, too
+SHARED_ROOM = 96 << 10  # bytes a block for two blocks on a multiprocessor, with the column vectors
 LEAST_PART = 1024  # of batch_made.cu: sums that parts of the rows have
-LONE = 1 << 19  # pairs of a problem from which fewer than LONE_PROBLEMS are solved in less time one by one
+LONE = 1 << 19  # pairs of a problem: fewer than LONE_PROBLEMS of this size are quicker one by one
 LONE_PROBLEMS = 16
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
@@ -142,7 +142,7 @@ class DeviceBatch:
     """
 
     meets = False  # hard columns are certified by `BatchRun.factor`
-    dim = 0  # of points, of which K is made in every pass
+    dim = 0  # of points: every pass makes K from them
     started = False  # at a larger reg
     places: Any = None
     order: Any = None  # the largest first
@@ -219,7 +219,7 @@ class DeviceBatch:
 
     def climb(self, reg: float, options: Options, count: int) -> None:
         """Make passes that only give a start, at a larger reg: log v, in the units of the reg asked for."""
-        made = self.source == "made"  # whose passes move the start on
+        made = self.source == "made"  # passes with a made K improve the start
         if self.started or not made:
             self.x *= self.task.reg / reg
         self.started = True

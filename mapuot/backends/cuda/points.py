@@ -44,7 +44,7 @@ from .launch import Iterate, device_limits, switches
 from .stream import joined
 from .workspace import DeviceWorkspace
 
-DIM = 4  # most dimensions for which a thread keeps coordinates in registers
+DIM = 4  # most dimensions with the coordinates in a thread's registers
 # point_tiles.cuh: points of a tile that get sums; points that it sums over; most coordinates at a time
 TO_TILE = 128
 FROM_TILE = {"float32": 128, "float64": 64}

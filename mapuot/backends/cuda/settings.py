@@ -11,7 +11,7 @@ class DevicePairSettings(Settings):
 
     least_entries: int = 1 << 22  # of M; with fewer, passes over all pairs are faster
     most_reg: float = 5e-6  # reg / range(M); with a larger one, passes over all pairs are faster
-    cluster_pairs: int = 1 << 15  # stored pairs up to which the blocks of a cluster make a step; more take long to read
+    cluster_pairs: int = 1 << 15  # most stored pairs for a step by the blocks of one cluster; more take long to read
 
 
 DEVICE_PAIRS = DevicePairSettings()

@@ -22,7 +22,7 @@ def current_device():
 
 
 def get_unique_id():
-    """Return the address at which rank 0 listens."""
+    """Return the address of rank 0's socket."""
     key = str(Path(tempfile.mkdtemp(prefix="mapuot-nccl-"), "socket"))
     LISTENERS[key] = Listener(key)
     return key
