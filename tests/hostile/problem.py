@@ -87,6 +87,9 @@ class Problem(Case):
             return 0.0
         x, _, metric, scale = self.points
         unit, largest = 2.0**-53 * (x.shape[1] + 8), float(self.M[np.isfinite(self.M)].max())
+        if metric == "inner":
+            unit *= scale * float(np.prod([np.sqrt((np.asarray(z, LONG) ** 2).sum(1)).max() for z in self.points[:2]]))
+            return unit
         if metric in ("cosine", "wfr"):  # absolute: of angles
             return 4 * scale * unit * (1 if metric == "cosine" else float(np.exp(min(40.0, largest / (2 * scale)))))
         return unit * largest
@@ -153,6 +156,8 @@ METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
     """Return the costs by their definitions, in long double, rounded once."""
     x, y = np.asarray(x, LONG), np.asarray(y, LONG)
+    if metric == "inner":
+        return np.asarray(-LONG(scale) * (x @ y.T), float)
     if metric == "cosine":
         x, y = (z / np.sqrt((z**2).sum(1, keepdims=True)) for z in (x, y))
     apart = np.array([np.abs(z - y).sum(1) if metric == "cityblock" else ((z - y) ** 2).sum(1) for z in x])
@@ -269,6 +274,59 @@ def draw_points(rng: Any, largest: int) -> Problem:
             r if kind == "range" else r * ratio for r, kind in zip(problem.reg_m, problem.penalty, strict=True)
         )
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
+
+
+def draw_embeddings(rng: Any, largest: int) -> Problem:
+    """Return a problem between vectors in 1 to 600 dimensions, of a metric whose costs come from inner products.
+
+    Some have more than the 64 points that the kernels for products sum over at a time.
+    """
+    while True:
+        most = largest * int(rng.choice([1, 3, 6], p=[0.75, 0.2, 0.05]))
+        m, n = (int(k) for k in rng.integers(1, most + 1, 2))
+        d = int(rng.choice(EDGES)) if rng.random() < 0.3 else round(600.0 ** rng.random())
+        metric = str(rng.choice(("sqeuclidean", "euclidean", "cosine", "inner"), p=[0.4, 0.2, 0.2, 0.2]))
+        x, y = draw_vectors(rng, m, n, d)
+        if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
+            continue
+        scale = float(rng.choice([1.0, 1.0, 10.0 ** rng.uniform(-3, 3)]))
+        M = distances(x, y, metric, scale)
+        if metric in ("cosine", "inner") and np.ptp(M) < 1e-12 * np.abs(M).max(initial=scale):  # rounding alone
+            continue
+        reg = float(spread(M) * 10.0 ** rng.uniform(-3.5, 1))
+        a, b = (draw_masses(rng, len(z)) for z in (x, y))
+        b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
+        penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))
+        reference = "product" if rng.random() < 0.8 else "uniform"
+        return Problem(M, a, b, reg, reg_m, penalty, reference, points=(x, y, metric, scale)).feasible()
+
+
+EDGES = 1, 4, 5, 16, 17, 32, 33, 64, 65, 128, 129, 256, 511, 512, 600  # dimensions at which kernels change
+
+
+def draw_vectors(rng: Any, m: int, n: int, d: int) -> tuple[Any, Any]:
+    """Draw vectors in clusters, some twice or far from the origin, in any precision; one array for both at times.
+
+    Float32 arrays of bfloat16 numbers stand for bfloat16.
+    """
+    centres = rng.standard_normal((4, d)) * rng.choice([0.0, 1.0, 5.0])
+    widths = 1 / np.sqrt(1 + np.arange(d)) if rng.random() < 0.5 else np.full(d, 1 / np.sqrt(d))
+    x, y = (centres[rng.integers(0, 4, k)] + widths * rng.standard_normal((k, d)) for k in (m, n))
+    if rng.random() < 0.3:
+        x, y = x[rng.integers(0, m, m)], np.vstack([x, y])[rng.integers(0, m + n, n)]
+    x, y = (z * size for size in [10.0 ** rng.uniform(-2, 2) if rng.random() < 0.3 else 1.0] for z in (x, y))
+    if rng.random() < 0.3:
+        far = 1e4 * (rng.choice([-1, 1], d) if rng.random() < 0.5 else np.ones(d))
+        x, y = x + far, y + far
+    kind = str(rng.choice(["float64", "float32", "float16", "bfloat16"]))
+    x, y = (to_bfloat16(z) if kind == "bfloat16" else z.astype(kind) for z in (x, y))
+    return (x, x) if rng.random() < 0.1 else (x, y)
+
+
+def to_bfloat16(x: Any) -> Any:
+    """Round to the nearest bfloat16 numbers, as a float32 array."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def draw_boxes(rng: Any, uneven: bool = False) -> Problem:

@@ -11,6 +11,7 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -30,6 +31,7 @@ from .problem import (
     Problem,
     draw,
     draw_boxes,
+    draw_embeddings,
     draw_grid,
     draw_masses,
     draw_pairs,
@@ -41,7 +43,7 @@ from .problem import (
 
 NAMES = (  # their numbers are the generators' seeds: none is moved
     "cold", "warm", "batch", "path", "stream", "pot", "ranks", "points", "sparse", "grids", "sparse ranks",
-    "sparse batch", "truncated", "self", "clouds", "kept", "point ranks", "kept points",
+    "sparse batch", "truncated", "self", "clouds", "kept", "point ranks", "kept points", "embeddings",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks", "point ranks"  # one job each, in step
 PATHS = tuple(name for name in NAMES if name not in OVER_RANKS)
@@ -109,7 +111,7 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 
 
 def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
-    drawn = {"points": draw_points, "grids": draw_grid}
+    drawn = {"points": draw_points, "grids": draw_grid, "embeddings": draw_embeddings}
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
     drawn |= {"point ranks": lambda rng, most: draw_points(rng, most) if rng.random() < 0.5 else draw_boxes(rng)}
     drawn |= {"truncated": lambda rng, _: draw_boxes(rng), "clouds": lambda rng, _: draw_boxes(rng, uneven=True)}
@@ -123,6 +125,8 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0])) if skips else None
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
+    if how == "embeddings":
+        options["truncate"] = None
     if how == "grids":
         options["precision"] = "float64"
     if how in KEPT:
@@ -163,7 +167,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
-    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", *KEPT):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "embeddings", *KEPT):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -239,10 +243,12 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
     if problem.points is not None:
         form = "auto" if len(problem.a) % 2 else None  # half of them by the matrix
         x, y, *how = problem.points
-        if backend == "cuda" and len(problem.b) % 2:  # half of them from where they are solved
-            x, y = (import_module("cupy").asarray(x), None) if y is x else map(import_module("cupy").asarray, (x, y))
+        there = backend == "cuda" and len(problem.b) % 2 > 0  # half of them from where they are solved
+        if there:
             import_module("mapuot.backends.cuda.plain").ONCE = False  # some are solved in one call
+            import_module("mapuot.backends.cuda.arrays").MANY_TERMS = (0, 1 << 29)[len(problem.a) // 2 % 2]
             POINTS.stays_from = 0
+        x, y = (as_given(x, there), None) if y is x else (as_given(z, there) for z in (x, y))
         M = mapuot.PointCloud(x, y, *how, truncate=truncate, form=form)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
@@ -251,6 +257,15 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
         sides = zip(problem.penalty, problem.reg_m, strict=True)
         named |= {"penalty": "kl", "reg_m": tuple(math.inf if kind == "balanced" else float(r) for kind, r in sides)}
     return (M, problem.a, problem.b), named
+
+
+def as_given(x: Any, there: bool) -> Any:
+    """Return points as a caller holds them: bfloat16 as tensors, ``there``: on a GPU."""
+    if x.dtype == np.float32 and find_spec("torch") and not (x.view(np.uint32) & 0xFFFF).any():
+        torch = import_module("torch")
+        tensor = torch.from_numpy(x).bfloat16()
+        return tensor.cuda() if there and torch.cuda.is_available() else tensor
+    return import_module("cupy").asarray(x) if there else x
 
 
 def stored(M: Any) -> Any:
@@ -283,7 +298,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", *KEPT):
+    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "embeddings", *KEPT):
         few = {"nats": 4.0, "moved_nats": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
         with skipping() as always:
             if trial.how in KEPT:
