@@ -6,7 +6,8 @@ defaults of GeomLoss without reach, of minibatch losses and of `ot.sinkhorn` on 
 formed before, on the GPU with --device gpu. "Newton path" halves reg from range(M) / 10 down and solves the equations
 of each step by a Cholesky factor, until the row marginals miss tol in total; it certifies nothing. "Sinkhorn" makes
 ROUNDS iterations on logarithms; the share of the mass that its rows miss stands beside it. Uniform clouds, where passes
-converge, are measured as well. Each row is printed as it is measured.
+converge, are measured as well. Small problems come first, untimed, to load and compile. Each row is printed as it is
+measured; on a GPU rows and peers for which SECONDS are too few are left out.
 """
 
 import time
@@ -28,9 +29,11 @@ TOLS = (1e-3, 1e-6)
 CPU_CASES = ((1, 400, 0.05, False), (1, 800, 0.05, False), (1, 1500, 0.05, False), (1, 3000, 0.05, False),
              (1, 400, 0.01, False), (1, 1500, 0.05, True), (16, 256, 0.05, False))  # fmt: skip
 GPU_CASES = ((1, 256, 0.05, False), (1, 1000, 0.05, False), (1, 1000, 0.01, False), (1, 2000, 0.05, False),
-             (1, 5000, 0.05, False), (1, 5000, 0.01, False), (1, 10_000, 0.05, False), (1, 2000, 0.05, True),
-             (64, 1000, 0.05, False), (256, 256, 0.05, False))  # fmt: skip
+             (64, 1000, 0.05, False), (256, 256, 0.05, False), (1, 2000, 0.05, True), (1, 5000, 0.05, False),
+             (1, 5000, 0.01, False), (1, 10_000, 0.05, False))  # fmt: skip
 QUICK_CASES = ((1, 60, 0.05, False), (3, 40, 0.05, False))
+SECONDS = 115.0  # of the part on a GPU: a run there is cut after 130
+PEER_SECONDS = 25.0  # that the peers of the longest row take
 CLUSTERS = 40
 ROUNDS = 1000
 LONGEST_MOVE = 10.0  # of a potential in one Newton step, in units of reg
@@ -38,9 +41,8 @@ LEVELS_FROM = 10.0  # range of the costs over the first reg of the Newton path
 LEVEL_MISS = 1e-2  # of the mass: where the next reg of the path begins
 MOST_STEPS = 100  # of the Newton path at one reg
 MOST_BYTES = 60 << 30  # of the arrays of a peer
-MOST_SECONDS = 10.0  # of a first call that counts
 SINKHORN_ENTRIES = 1 << 20  # of a matrix, for its iterations on a CPU
-LONGEST = 1.0  # seconds; a longer call is not repeated
+LONGEST = 2.0  # seconds; a longer call is not repeated
 
 
 def cloud(n: int, seed: int) -> Any:
@@ -143,20 +145,22 @@ def sinkhorn(C: Any, reg: float) -> float:
 
 
 def timed(call: Callable[[], Any], gpu: bool) -> tuple[float, Any]:
-    """Return the least seconds of some calls after a first one, of a long one of one; and the answer."""
-    begun = time.perf_counter()
-    answer = call()
-    first = time.perf_counter() - begun
-    if first > MOST_SECONDS:
-        return first, answer
-    seconds = wall(call) if gpu else common.sample(call)
-    if seconds < LONGEST:
-        seconds = min(seconds, *(wall(call) if gpu else common.sample(call) for _ in range(2)))
-    return seconds, answer
+    """Return the least seconds of three calls after a first one, of a long one of the first; and the answer."""
+    clock = wall if gpu else common.sample
+    answer = None
+
+    def keep() -> None:
+        nonlocal answer
+        answer = call()
+
+    first = clock(keep)
+    return (first if first > LONGEST else min(clock(call) for _ in range(3))), answer
 
 
-def measured(p: int, n: int, blur: float, uniform: bool, gpu: bool, threads: int) -> dict[str, Any]:
-    """Return seconds of the default call by tol, and of the peers."""
+def measured(
+    p: int, n: int, blur: float, uniform: bool, gpu: bool, threads: int, end: float = np.inf
+) -> dict[str, Any]:  # fmt: skip
+    """Return seconds of the default call by tol, and of the peers where enough seconds are left until ``end``."""
     import torch
 
     reg = blur**2
@@ -176,7 +180,7 @@ def measured(p: int, n: int, blur: float, uniform: bool, gpu: bool, threads: int
         told = {"seconds": seconds, "bound": max(x.error_bound for x in results), "how": results[0].how}
         told |= {"passes": max(x.n_passes for x in results), "converged": all(x.converged for x in results)}
         row[f"mapuot {common.short(tol)}"] = told
-    if 8 * C.nbytes < MOST_BYTES:
+    if 8 * C.nbytes < MOST_BYTES and time.perf_counter() + PEER_SECONDS < end:
         for tol in TOLS:
             seconds, (missed, steps) = timed(partial(newton_path, C, reg, tol), gpu)
             row[f"Newton path {common.short(tol)}"] = {"seconds": seconds, "missed": missed, "steps": steps}
@@ -186,7 +190,6 @@ def measured(p: int, n: int, blur: float, uniform: bool, gpu: bool, threads: int
     del C
     if gpu:
         free_pools()
-    print(*cells(row), sep=", ", flush=True)
     return row
 
 
@@ -203,8 +206,16 @@ def run(args: Any) -> dict[str, Any]:
         cases = CPU_CASES
     if args.size:
         cases = tuple(case for case in cases if case[1] == args.size)
+    end = time.perf_counter() + SECONDS if gpu else np.inf
+    rows = []
     with common.blas_threads(args.threads):
-        rows = [measured(*case, gpu, args.threads) for case in cases]
+        for case in QUICK_CASES:
+            measured(*case, gpu, args.threads)
+        for case in cases:
+            if time.perf_counter() > end:
+                break
+            rows.append(measured(*case, gpu, args.threads, end))
+            print(*cells(rows[-1]), sep=", ", flush=True)
     return {"rows": rows, "threads": args.threads}
 
 
