@@ -80,10 +80,11 @@ help: ## list what can be made
 demo: $(or $(wildcard .venv/.ext),.venv/.native) .venv/.demo ## recolour one photograph with the palette of another; pictures in build/demo
 	$(BIN)/python examples/color_transfer.py $(ARGS)
 
-pictures: .venv/.pictures ## renew the pictures of docs/ with all examples
+pictures: .venv/.pictures ## draw the pictures of all examples into build/pictures, and renew those of docs/
 	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing masked_training points populations \
 	registration density_map shapes; do \
-	$(BIN)/python examples/$$name.py --out docs || exit 1; done
+	$(BIN)/python examples/$$name.py --out build/pictures || exit 1; done
+	for shown in docs/*.png; do new=build/pictures/$${shown#docs/}; if test -e $$new; then cp $$new $$shown; fi; done
 
 ##@ Tests
 

@@ -33,13 +33,13 @@ from mapuot.processor import core_count
 mpl.use("Agg")
 OUT = Path(__file__).resolve().parent.parent / "build" / "demo"
 TOL = 1e-6  # certified relative plan error
-PICTURED = (np.inf, 1.0, 0.3, 0.1)  # reg_m of the pictures; inf is balanced
+PICTURED = (np.inf, 0.1)  # reg_m of the pictures; inf is balanced
 RIVALS = (
     {"POT, default": "sinkhorn", "POT, translation-invariant": "sinkhorn_translation_invariant"}
     if find_spec("ot")
     else {}
 )
-STEPS = 9 + 2 * len(RIVALS)  # of the progress bar: a solve and a map of each, 4 pictures, 3 traces
+STEPS = 7 + 2 * len(RIVALS)  # of the progress bar: a solve and a map of each, 2 pictures, 3 traces
 
 
 def photographs(pair: str) -> tuple[Any, Any]:
@@ -192,20 +192,20 @@ class Transfer:
         for reg_m in PICTURED:
             self.step(f"picture, reg_m {reg_m:g}")
             moved = self.map(self.solve(reg_m, tol=1e-4).log_v).recolour(self.photo)
-            balanced = "balanced: all of the palette"
+            balanced = "balanced: the whole palette"
             shown.append((balanced if np.isinf(reg_m) else f"unbalanced, reg_m = {reg_m:g}", moved))
             self.bar.update()
-        fig, axes = plt.subplots(2, 3, figsize=(13, 6.6))
+        fig, axes = plt.subplots(2, 2, figsize=(9, 6.6))
         for axis, (title, image) in zip(axes.flat, shown, strict=True):
             axis.imshow(np.clip(image, 0, 1))
-            axis.set_title(title, fontsize=17)
+            axis.set_title(title, fontsize=16)
             axis.axis("off")
         fig.tight_layout()
         fig.savefig(path, dpi=80)
         plt.close(fig)
 
     def draw_gap(self, path: Path) -> None:
-        fig, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+        fig, axes = plt.subplots(1, 2, figsize=(8, 4), sharey=True)
         for method in ("sinkhorn", "translation_invariant", "auto"):
             self.step(f"trace of {method}")
             # with a callback the core returns, and the clock is read, after every pass

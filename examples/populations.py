@@ -75,21 +75,22 @@ def main() -> None:
 
 
 def draw(clouds: list[Any], chain: mapuot.MultiResult, shares: dict[str, list[float]], path: Path) -> None:
-    """Left the cells by where their mass ends, right the share of one branch over time."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=[1.5, 1], layout="constrained")
+    """Draw the cells by where their mass ends, and below them the share of one branch over time."""
+    fig, (upper, lower) = plt.subplots(2, 1, figsize=(6.6, 7.2), height_ratios=[1.3, 1], layout="constrained")
     last = TIMES - 1
     end = clouds[last][:, 1] > 0
     for t, cloud in enumerate(clouds):
         fate = end.astype(float) if t == last else chain.apply(t, last, end) / chain.marginal(t)
-        dots = left.scatter(*cloud.T, c=fate, s=5, cmap="coolwarm", vmin=0, vmax=1)
-    fig.colorbar(dots, ax=left, label="share that ends in the upper branch")
-    left.set(title="ten samples, one plan", xticks=[], yticks=[])
+        dots = upper.scatter(*cloud.T, c=fate, s=5, cmap="coolwarm", vmin=0, vmax=1)
+    fig.colorbar(dots, ax=upper, label="share that ends in the upper branch")
+    upper.set(title="Ten samples, one plan", xticks=[], yticks=[])
     for (name, values), style in zip(shares.items(), ("k.", "C0o-", "C2s-", "C3x--"), strict=True):
-        right.plot(values, style, label=name)
-    right.axhline(0.5, color="0.8", zorder=0)
-    right.set(title="mass in the upper branch (true: half)", xlabel="sample", ylim=(0, 0.7))
-    right.legend(loc="lower left")
-    fig.savefig(path, dpi=80)
+        lower.plot(values, style, label=name)
+    lower.axhline(0.5, color="0.8", zorder=0)
+    lower.set(title=f"Left free, the damaged sample {LOST} does no harm", xlabel="sample")
+    lower.set(ylabel="mass in the upper branch (true: half)", ylim=(0, 0.7))
+    lower.legend(loc="lower left")
+    fig.savefig(path, dpi=100)
     plt.close(fig)
 
 

@@ -6,6 +6,8 @@ import numpy as np
 
 from .errors import shown
 
+LEAST_APART = 3**0.5 / 3  # distance in RGB of two colours for rows and columns: a third of that from black to white
+
 
 def pyplot() -> Any:
     """Import ``matplotlib.pyplot``, or raise an error with the install command."""
@@ -32,7 +34,7 @@ def as_axes(ax: Any, count: int, **figure: Any) -> list[Any]:
 
 
 class Colours(NamedTuple):
-    """Colours of one Axes. ``rows`` and ``cols`` are the first two of the style's cycle."""
+    """Colours of one Axes. ``rows`` is the first of the style's cycle, ``cols`` the next that is far from it."""
 
     rows: Any  # also: mass that moves, mass that is created
     cols: Any  # also: mass that is left behind
@@ -51,7 +53,10 @@ def colours_of(ax: Any) -> Colours:
         background = colors.to_rgba(ax.figure.get_facecolor())
     paper = np.array(background[:3])
     cycle = tuple(rcParams["axes.prop_cycle"].by_key().get("color", ("C0",)))
-    rows, cols = (cycle * 2)[:2]
+    rows = cycle[0]
+    apart = [np.linalg.norm(np.subtract(colors.to_rgb(one), colors.to_rgb(rows))) for one in cycle]
+    far = [one for one, distance in zip(cycle, apart, strict=True) if distance > LEAST_APART]
+    cols = (far or (cycle * 2)[1:])[0]
     return Colours(rows, cols, 0.45 * text + 0.55 * paper, text, paper, cycle)
 
 
@@ -100,6 +105,12 @@ def colour_bar(drawn: Any, ax: Any, label: str, **place: Any) -> Any:
     if hasattr(bar.formatter, "set_powerlimits"):
         bar.formatter.set_powerlimits((-2, 4))
     return bar
+
+
+def add_title(ax: Any, text: str) -> None:
+    """Give the axes a title, unless they have one."""
+    if not ax.get_title():
+        ax.set_title(text)
 
 
 def legend_below(ax: Any) -> None:

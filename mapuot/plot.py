@@ -21,6 +21,7 @@ from .api.log_matmul import log_matmul
 from .arrays import host
 from .drawing import (
     Colours,
+    add_title,
     as_axes,
     balance_map,
     colour_bar,
@@ -48,6 +49,7 @@ ARROWS_OF_IMAGE = 16  # arrows along the longer side of an image
 LEAST_REACH = 0.01  # the axis of sorted shares reaches this far from 1 at least: balanced shares differ by rounding
 MANY_POINTS = 1000  # of a picture
 SIZES = (20, 10)  # areas of points, up to so many points and above
+NEARLY = 1e-3  # totals that differ by a smaller share are equal to a reader
 PLANE = "points in the plane, shape ({}, 2)"
 IMAGES = ("given", "received", "left behind", "displacement")
 FIGURES_OF_TABLE = 144  # cells of a table of transitions that have room for their numbers
@@ -78,6 +80,14 @@ def points_of(value: Any, name: str, count: int) -> F64:
         cure = f"pass two coordinates, {name}[:, :2], or a projection such as UMAP"
         raise ValueError(f"{name} must be {PLANE.format(count)}, got shape {shape}: {cure}")
     return np.asarray(as_numbers(points, name, PLANE.format(count), (count, 2)))
+
+
+def moved_share(result: Any) -> str:
+    """Return a title: how much of the mass moves."""
+    totals = [float(side.mass) for side in (result.problem.rows, result.problem.cols)]
+    if abs(totals[0] - totals[1]) <= NEARLY * max(totals) and result.mass <= totals[0] * (1 + NEARLY):
+        return f"{100 * result.mass / totals[0]:.3g} % of the mass moves"
+    return f"mass {result.mass:.3g} moves, of {totals[0]:.3g} in rows and {totals[1]:.3g} in columns"
 
 
 # ---- the certificate
@@ -127,6 +137,7 @@ def convergence(result: Result, ax: Any = None, **style: Any) -> Any:
         at = np.where(np.isfinite(error[dropped]), np.maximum(error[dropped], LEAST_DRAWN), 1.0)
         ax.plot(passes[dropped], at, "x", color=colours.cols, label="step rejected")
     ax.set(xlabel="pass", yscale="log", title=f"{result.status} after {result.n_passes} passes")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.axhline(1.0, color=colours.given, lw=0.8, ls=":")
     ax.legend()
     return ax
@@ -260,7 +271,9 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS, labels: Any = N
         beside.set_frame_on(False)
     if kinds is not None:
         name_types(ax, kinds, colours)
-    beside.legend(loc="lower left", bbox_to_anchor=(1.0, 0.0), fontsize="x-small", frameon=False)
+    if not ax.get_title():
+        beside.set_title(moved_share(result))
+    beside.legend(loc="lower left", bbox_to_anchor=(1.0, 0.0), fontsize="small", frameon=False)
     if picture.shape == (m, n):
         unit = "mass of a pair"
     else:
@@ -284,7 +297,7 @@ def name_types(ax: Any, kinds: Any, colours: Colours) -> None:
         axis.set_ticks((ends - counts / 2)[there], [str(one) for one in classes[there]])
     ax.tick_params(length=0)
     ax.tick_params(axis="x", rotation=30)
-    ax.set(xlabel="type of the columns", ylabel="type of the rows")
+    ax.set(xlabel="type of the columns (to)", ylabel="type of the rows (from)")
 
 
 def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> Any:
@@ -336,6 +349,7 @@ def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> An
         ax.tick_params(axis="x", rotation=45)
     ax.set(xlabel="type of the columns (to)", ylabel="type of the rows (from)")
     colour_bar(drawn, ax, "share of the moved mass")
+    add_title(ax, moved_share(result))
     if table.size <= FIGURES_OF_TABLE:
         write_shares(ax, drawn, table)
     return ax
@@ -375,8 +389,8 @@ def plane(x: F64, y: F64, ax: Any, labels: Any) -> None:
     ax.set_aspect("equal")
     if labels is None:
         size = SIZES[len(x) + len(y) > MANY_POINTS]
+        ax.scatter(*x.T, s=size, color=colours.rows, alpha=0.7, linewidths=0, label="rows (from)", zorder=1.1)
         ax.scatter(*y.T, s=size, color=colours.cols, alpha=0.7, linewidths=0, label="columns (to)")
-        ax.scatter(*x.T, s=size, color=colours.rows, alpha=0.7, linewidths=0, label="rows (from)")
         return
     (first, second), classes = pair_of(labels, [len(x), len(y)])
     for one, colour in zip(classes, type_colours(len(classes), colours), strict=True):
@@ -449,6 +463,7 @@ def arrows(
     ax.quiver(*start[rows].T, *step[rows].T, **style)
     name = "arrows" if len(rows) == count else f"{len(rows)} of {count} arrows"
     ax.plot([], [], color=style["color"], marker=">", markersize=3, markevery=[1], lw=1, label=name)
+    add_title(ax, moved_share(result))
     legend_below(ax)
     return ax
 
@@ -514,6 +529,7 @@ def links(
         "label": name, **style,
     }  # fmt: skip
     ax.add_collection(LineCollection(list(ends), **style))
+    add_title(ax, moved_share(result))
     legend_below(ax)
     return ax
 
@@ -579,6 +595,12 @@ def masses(
         draw_sorted(ax, share, kinds, point, style)
         if labels is None:
             ax.set_xlabel(f"{point}s, sorted by share")
+    left = float(np.maximum(given - moved, 0.0).sum())
+    created = float(np.maximum(moved - given, 0.0).sum())
+    title = f"{100 * left / given.sum():.2g} % left behind"
+    if created > NEARLY * given.sum():
+        title += f", {100 * created / given.sum():.2g} % created"
+    add_title(ax, title)
     return ax
 
 
@@ -694,9 +716,10 @@ def path(results: Iterable[Result], ax: Any = None, **style: Any) -> Any:
 def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> Any:
     """Draw the answer of a Grid as images: the given mass, the received mass, the mass left behind, the displacement.
 
-    "given" is a; arrows lead from pixels to the mean of their targets. "received" is the column marginal. "left behind"
-    is the given less the moved mass; below 0 mass is created. "displacement" is the length of the way from a pixel to
-    the mean of its targets; pixels that move less than 1 % of the largest moved mass have none.
+    Titles have the sums of the masses. "given" is a; arrows lead from pixels to the mean of their targets. "received"
+    is the column marginal. "left behind" is the given less the moved mass; below 0 mass is created. "displacement" is
+    the length of the way from a pixel to the mean of its targets; pixels that move less than 1 % of the largest moved
+    mass have none.
 
     Parameters
     ----------
@@ -739,10 +762,8 @@ def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> A
         raise ValueError(f"show must have one of {', '.join(IMAGES)} at least")
     columns = min(2, len(names))
     lines = -(-len(names) // columns)
-    height = 3.0 * float(np.clip(np.divide(*map(np.multiply, cost.nodes[0], cost.spacing)), 0.4, 2.0))
-    axes = as_axes(
-        ax, len(names), nrows=lines, ncols=min(max(columns, 1), 4), figsize=(4.4 * columns, (height + 0.7) * lines)
-    )
+    height = 2.0 * float(np.clip(np.divide(*map(np.multiply, cost.nodes[0], cost.spacing)), 0.4, 2.0))
+    axes = as_axes(ax, len(names), nrows=lines, ncols=columns, figsize=(3.6 * columns, (height + 0.8) * lines))
     for panel, name in zip(axes, names, strict=False):
         draw_image(panel, result, cost, name, dict(style))
     for panel in axes[len(names) :]:
@@ -764,15 +785,19 @@ def draw_image(ax: Any, result: Any, cost: GridCosts, name: str, style: dict[str
     moved = np.asarray(result.row_marginal).reshape(nodes)
     steps: Any = displacements(result, cost, moved) if name in ("given", "displacement") else None
     label = "mass of a pixel"
+    title = name
     if name == "given":
         values = given
+        title = f"{name}: {given.sum():.3g}"
     elif name == "received":
         values = np.asarray(result.col_marginal).reshape(other)
         nodes = other
         start = cost.offset
+        title = f"{name}: {values.sum():.3g}"
     elif name == "left behind":
         values = given - moved
         label = "given - moved mass"
+        title = f"{name}: {np.maximum(values, 0.0).sum():.3g}"
     else:
         values = np.linalg.norm(steps, axis=-1)
         label = "length of the way"
@@ -787,8 +812,12 @@ def draw_image(ax: Any, result: Any, cost: GridCosts, name: str, style: dict[str
     top = start[0] - h[0] / 2
     extent = (left, left + h[1] * nodes[1], top + h[0] * nodes[0], top)
     drawn = ax.imshow(values, extent=extent, **style)
-    ax.set(title=name, xlabel="axis 1", ylabel="axis 0")
-    colour_bar(drawn, ax, label)
+    add_title(ax, title)
+    ax.set(xlabel="axis 1", ylabel="axis 0")
+    if ax.figure.get_layout_engine() is None:  # the bar takes room from the axes
+        colour_bar(drawn, ax, label)
+    else:
+        colour_bar(drawn, ax, label, cax=ax.inset_axes([1.04, 0.0, 0.06, 1.0]))
     if name == "given":
         draw_steps(ax, cost, steps, colours)
 

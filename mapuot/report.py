@@ -166,7 +166,7 @@ def figure(title: str, text: str, draw: Callable[..., Any], count: int) -> str:
         drawing = Figure(figsize=(7, 4.5), layout="constrained")
         ax = drawing.subplots()
     else:
-        drawing = Figure(figsize=(9, 7), layout="constrained")
+        drawing = Figure(figsize=(8, 6), layout="constrained")
         ax = drawing.subplots(-(-count // 2), 2)
     data = io.BytesIO()
     draw(ax=ax)

@@ -15,8 +15,15 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def side_words(side: Any) -> str:
-    """Name the penalty of a side and its reg_m; every rank must call it."""
+def in_unit(value: float, unit: float) -> str:
+    """Return a reg or reg_m in the unit that ``scale_cost`` gave it, and in the units of M."""
+    if unit == 1 or not np.isfinite(value):
+        return number(value)
+    return f"{number(value / unit)} x scale_cost = {number(value)}"
+
+
+def side_words(side: Any, unit: float) -> str:
+    """Name the penalty of a side and its reg_m, given the answer's ``scale_cost``; every rank must call it."""
     low, high = (float(x) for x in side.rho_range)
     if side.penalty == "balanced":
         return "balanced"
@@ -24,9 +31,9 @@ def side_words(side: Any) -> str:
         high = float(side.ranks.max(np.max(side.upper, initial=0.0)))
         return f"between {number(low)} and {number(high)} of each mass"
     if low == high:
-        one = number(low)
+        one = in_unit(low, unit)
     else:
-        one = f"{number(low)} to {number(high)}"
+        one = f"{in_unit(low, unit)} to {in_unit(high, unit)}"
     return f"{side.kind.words}, reg_m {one}"
 
 
@@ -56,15 +63,15 @@ def facts(result: Any) -> dict[str, str]:
         reference += f", {number(100 * p.masked.mask.keep)} % of its pairs kept, seed {p.masked.mask.seed}"
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
     low, high = (number(p.constant + x) for x in (p.M_min, p.M_max))
-    reg = number(p.reg)
+    reg = in_unit(p.reg, result.scale_cost)
     if p.spread > 0:
         reg += f", 1/{number(p.spread)} of the range of the costs"
     n_steps = len(getattr(result, "steps", ()))
     described = {
         "solve": f"{result.status} after {result.n_passes} passes" + f" of step {n_steps}" * bool(n_steps),
         "costs": f"{m} x {n}, {p.cost.kind}, from {low} to {high}" + ", some inf" * bool(p.forbidden),
-        "reg": reg, "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows)}",
-        "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols)}", "reference": reference,
+        "reg": reg, "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows, result.scale_cost)}",
+        "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols, result.scale_cost)}", "reference": reference,
         "moved mass": f"{number(result.mass)}: {' and '.join(moved)}", "accuracy": accuracy_words(result),
         **describe_sharpness(result),
     }  # fmt: skip

@@ -212,6 +212,33 @@ def test_dark_styles_have_light_ink(solved):
     assert high[:3].min() > 0.5
 
 
+def test_colours_of_rows_and_columns_are_far_apart(solved):
+    """The first two colours of dark_background, a pale green and a pale yellow, look alike."""
+    result, x, y = solved
+    for style in ("default", "dark_background", "ggplot", "Solarize_Light2", "grayscale"):
+        with plt.style.context(style):
+            rows, cols = (c.get_facecolor()[0, :3] for c in plot.links(result, x, y).collections[:2])
+        assert np.linalg.norm(rows - cols) > 1 / 3**0.5, style
+
+
+def test_titles_say_how_much_moves(solved, types):
+    result, x, y = solved  # masses 1 and 2
+    moved = f"mass {result.mass:.3g} moves, of 1 in rows and 2 in columns"
+    drawn = plot.arrows(result, x, y), plot.links(result, x, y), plot.transitions(result, types)
+    assert [ax.get_title() for ax in drawn] == [moved] * 3
+    assert plot.plan(result).child_axes[1].get_title() == moved
+    even = mapuot.solve(mapuot.PointCloud(x, y), reg=0.02, reg_m=0.1)
+    assert plot.arrows(even, x, y).get_title() == f"{100 * even.mass:.3g} % of the mass moves"
+    given = even.problem.rows.weight
+    left = np.maximum(given - even.row_marginal, 0).sum()
+    created = np.maximum(even.row_marginal - given, 0).sum()
+    text = f"{100 * left:.2g} % left behind" + (f", {100 * created:.2g} % created" if created > 1e-3 else "")
+    assert plot.masses(even).get_title() == text
+    ax = plt.subplots()[1]
+    ax.set_title("mine")
+    assert plot.arrows(even, x, y, ax=ax).get_title() == "mine"
+
+
 def test_keywords_go_to_matplotlib(solved, types):
     result, x, y = solved
     assert plot.plan(result, cmap="magma", vmax=0.1).get_images()[0].get_clim()[1] == 0.1
@@ -236,7 +263,10 @@ def grid():
 def test_images_of_a_grid(grid):
     result, cost = grid
     axes = plot.image(result)
-    assert [ax.get_title() for ax in axes] == ["given", "received", "left behind", "displacement"]
+    gone = np.maximum(result.problem.rows.weight - result.row_marginal, 0).sum()
+    sums = (result.problem.rows.mass, result.mass, gone)
+    names = [f"{name}: {value:.3g}" for name, value in zip(("given", "received", "left behind"), sums, strict=True)]
+    assert [ax.get_title() for ax in axes] == [*names, "displacement"]
     given, received, left, way = (np.ma.filled(ax.get_images()[0].get_array(), np.nan) for ax in axes)
     np.testing.assert_allclose(given, result.problem.rows.weight.reshape(6, 8))
     np.testing.assert_allclose(received, result.plan.sum(0).reshape(5, 9), rtol=1e-9)
@@ -385,6 +415,10 @@ def test_a_notebook_shows_a_short_table(solved):
     balanced = mapuot.solve(solved[0].problem.M, reg=0.1, reg_m=np.inf, reference="uniform")._repr_html_()
     assert "balanced marginals" in balanced
     assert "<th>reference</th><td>ones</td>" in balanced
+    scaled = mapuot.solve(solved[0].problem.M, reg=0.05, reg_m=(2.0, np.inf), scale_cost="median")
+    unit = f"x scale_cost = {0.05 * scaled.scale_cost:.6g}, "
+    assert f"<td>0.05 {unit}" in scaled._repr_html_()
+    assert f"KL, reg_m 2 x scale_cost = {2 * scaled.scale_cost:.6g}<" in scaled._repr_html_()
     assert "optimal plan of its last step" in mapuot.gromov(solved[1], solved[2], reg=0.1, reg_m=1.0)._repr_html_()
 
 

@@ -78,4 +78,6 @@ for j in (1, 2):
         high = clouds[j][partner[i].argmax()] + j * shift
         ax.plot(*zip(low, high, strict=True), color="0.8", lw=0.8, zorder=1)
 fig.colorbar(points, label="share of a cell's mass that is matched")
-ax.set(xticks=[], yticks=[])
+names = [f"instrument {k + 1}" for k in range(3)]
+ax.set_yticks(0.3 + shift[1] * np.arange(3), names, rotation=90, va="center")
+ax.set(xticks=[], title="Little mass of the strays is matched")

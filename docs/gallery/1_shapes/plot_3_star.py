@@ -53,6 +53,7 @@ for k, (ax, shape) in enumerate(zip(panels, shapes, strict=True)):
     ax.scatter(shape[:, 1], shape[:, 0], c=angle, cmap="hsv", s=16)
     ax.set(xlim=(-1, 1), ylim=(1, -1), aspect="equal", xticks=[], yticks=[])
     ax.set_title(f"mass {masses[k].sum():.1f}")
+fig.suptitle("Points of one colour meet in the barycentre")
 
 # %%
 # The plan also knows where each point of the ring lies in the square, and how far that

@@ -47,4 +47,4 @@ for line, (name, kind) in zip(panels, kinds.items(), strict=True):
 
 fig, ax = plt.subplots(figsize=(4, 4), layout="constrained")
 ax.imshow(found.q[2].reshape(size, size), cmap="gray_r")
-ax.set(xticks=[], yticks=[])
+ax.set(title=f"halfway, mass {found.q[2].sum():.2f} of 1", xticks=[], yticks=[])

@@ -43,4 +43,5 @@ for ax, (name, image) in zip(panels.flat, shown.items(), strict=True):
 
 fig, ax = plt.subplots(figsize=(6, 4.2), layout="constrained")
 ax.imshow(image)
+ax.set_title("Unbalanced: no dark green in the sky")
 ax.axis("off")

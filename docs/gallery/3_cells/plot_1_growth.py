@@ -46,12 +46,11 @@ for kind in range(3):
 
 first = fate[days == 0] == 0
 fig, panels = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained", sharey=True)
-panels[0].scatter(*X[days == 0].T, c=first, s=8, cmap="viridis")
-for day in (1, 2):
-    share = model.descendants(first, 0, day)
-    panels[day].scatter(*X[days == day].T, c=share, s=8, cmap="viridis")
 for day, ax in enumerate(panels):
-    ax.set_title(f"day {day}")
+    share = first if day == 0 else model.descendants(first, 0, day)
+    dots = ax.scatter(*X[days == day].T, c=share / share.max(), s=8, cmap="viridis")
+    ax.set_title(f"day {day}: {'descendants' if day else 'the first fate'}")
+fig.colorbar(dots, ax=panels, label="mass of a cell / the largest")
 
 # %%
 # The table of transitions says the same in numbers.
@@ -74,8 +73,12 @@ chain = mapuot.multimarginal(
 )
 pairs = chain.pair(0, 2)
 mass = pairs[:, fate[days == 2] == 0].sum(1)
-shown = {"fate": mass / pairs.sum(1), "ancestors": mass}
+shown = {
+    "fate": (mass / pairs.sum(1), "share of a cell's descendants"),
+    "ancestors": (mass / mass.max(), "mass of a cell / the largest"),
+}
 fig, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained", sharey=True)
-for ax, (title, color) in zip(panels, shown.items(), strict=True):
-    fig.colorbar(ax.scatter(*clouds[0].T, c=color, s=8, cmap="viridis"), ax=ax)
+for ax, (title, (values, label)) in zip(panels, shown.items(), strict=True):
+    dots = ax.scatter(*clouds[0].T, c=values, s=8, cmap="viridis", vmin=0)
+    fig.colorbar(dots, ax=ax, label=label)
     ax.set_title(f"day 0: {title} of the first kind")

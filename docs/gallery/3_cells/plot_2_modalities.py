@@ -62,14 +62,20 @@ print(f"mass that comes to a cell of the other kind: {arrived[400:].mean():.2f}"
 
 planes = [np.linalg.svd(z - z.mean(0), full_matrices=False)[2][:2].T for z in (X, Y)]
 flat = X @ planes[0], Y @ planes[1]
-kinds = {"cmap": "tab10", "vmin": 0, "vmax": 9, "s": 8}
-fig, panels = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained")
-panels[0].scatter(*flat[0].T, c=fate, **kinds)
-panels[1].scatter(*flat[1].T, c=guess, **kinds)
-panels[2].scatter(*flat[1].T, c=np.append(truth, [4] * 100), **kinds)
-titles = "first assay", "second assay, fates that arrive", "second assay, truth"
-for ax, title in zip(panels, titles, strict=True):
+kinds = {"fate 0": "#0072b2", "fate 1": "#e69f00", "fate 2": "#009e73"}
+kinds |= {"trunk": "#cc79a7", "unknown": "#999999"}  # colours that all readers can tell
+fig, panels = plt.subplots(1, 3, figsize=(8, 3.6), layout="constrained")
+shown = {
+    "first assay": (flat[0], fate),
+    "second: arriving fates": (flat[1], guess),
+    "second: truth": (flat[1], np.append(truth, [4] * 100)),
+}
+for ax, (title, (points, kind)) in zip(panels, shown.items(), strict=True):
+    for k, (name, colour) in enumerate(kinds.items()):
+        ax.scatter(*points[kind == k].T, s=8, color=colour, label=name)
     ax.set(title=title, xticks=[], yticks=[])
+handles, labels = ax.get_legend_handles_labels()
+fig.legend(handles, labels, loc="outside lower center", ncols=5, markerscale=2)
 
 # %%
 # The mass that arrives at each cell of the second assay: next to none at the kind that
@@ -78,7 +84,7 @@ for ax, title in zip(panels, titles, strict=True):
 fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 dots = ax.scatter(*flat[1].T, c=arrived, s=10, cmap="viridis", vmin=0)
 fig.colorbar(dots, ax=ax, label="received / given mass")
-ax.set(xticks=[], yticks=[])
+ax.set(title="The unknown kind receives nothing", xticks=[], yticks=[])
 
 # %%
 # The problem is not convex: each start ends at a plan that answers its own step, and no
@@ -108,7 +114,8 @@ print("default starts:", [round(value / unit, 4) for value in result.values])
 
 fig, (ax, way) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 ax.scatter([one.value / unit for one in found], right)
+ax.set(title="A lower objective is right more often")
 ax.set(xlabel="objective", ylabel="share of right fates")
 for one in found[1:]:
     way.semilogy([step.change for step in one.steps[1:]], color="tab:blue", alpha=0.5)
-way.set(xlabel="step", ylabel="change of the plan, at most")
+way.set(title="Each start settles", xlabel="step", ylabel="change of the plan")

@@ -27,7 +27,7 @@ for ax, name, how in zip(panels, names, ways, strict=True):
     order = np.argsort(~wrong, kind="stable")[:10]  # pairs that differ come first
     pictures = [np.hstack(z[k[order]].reshape(-1, 8, 8)) for z, k in ((x, i), (y, j))]
     ax.imshow(np.insert(np.vstack(pictures), 8, 0.3, 0), cmap="gray_r")
-    ax.set_title(f"{name} {wrong.sum()} of 300 pairs change the digit")
+    ax.set_title(f"{name}: {wrong.sum()} of 300 pairs change the digit")
     ax.axis("off")
 
 # %%
@@ -36,4 +36,5 @@ for ax, name, how in zip(panels, names, ways, strict=True):
 fig, ax = plt.subplots(figsize=(5, 3), layout="constrained")
 pictures = [np.hstack(z[k[:6]].reshape(-1, 8, 8)) for z, k in ((x, i), (y, j))]
 ax.imshow(np.insert(np.vstack(pictures), 8, 0.3, 0), cmap="gray_r")
+ax.set_title("Above an image, below its partner")
 ax.axis("off")

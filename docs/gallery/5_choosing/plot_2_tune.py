@@ -28,8 +28,10 @@ mass, sharpness = np.array([(one.mass, one.sharpness) for one in tuned.curve]).T
 fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 regs = np.log10([one.problem.reg for one in tuned.curve])
 points = ax.scatter(sharpness, mass, c=regs, s=80)
-ax.plot(tuned.result.sharpness, tuned.result.mass, "r+", markersize=16)
-ax.set(xlabel="sharpness", ylabel="mass")
+ax.plot(tuned.result.sharpness, tuned.result.mass, "r+", markersize=18, mew=2)
+ax.set(
+    title=f"Found after {len(tuned.curve)} solves", xlabel="sharpness", ylabel="mass"
+)
 fig.colorbar(points, label="log10 reg")
 
 # %%
@@ -37,4 +39,5 @@ fig.colorbar(points, label="log10 reg")
 
 fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 ax.scatter(data.data[ill, 0], tuned.result.row_marginal * ill.sum(), s=14)
-ax.set(xlabel="mean radius of a malignant tumour", ylabel="mass of its matches")
+ax.set(title="Large tumours resemble no benign one")
+ax.set(xlabel="mean radius of a malignant tumour", ylabel="moved / given mass")

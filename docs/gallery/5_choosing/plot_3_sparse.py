@@ -28,4 +28,4 @@ print(f"{pairs.nnz} of {np.isfinite(M).sum()} allowed pairs hold 95 % of the mas
 fig, ax = plt.subplots(figsize=(7, 5), layout="constrained")
 mapuot.plot.links(result, workers, jobs, ax=ax, keep=0.95)
 alone = result.row_marginal < 0.05
-ax.scatter(*workers[alone].T, s=60, facecolors="none", edgecolors="black")
+ax.scatter(*workers[alone].T, s=60, facecolors="none", edgecolors="0.5")
