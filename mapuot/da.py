@@ -24,7 +24,7 @@ from .problem.labels import as_labels, is_missing
 from .problem.metrics import METRICS
 from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
-from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_scale, odd_unit_of
+from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_units
 from .status import Words
 from .synonyms import hinted
 
@@ -174,7 +174,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.result_: Result = answers.results[0]
         problem, mass = self.result_.problem, self.result_.mass
         masses = problem.rows.mass, problem.cols.mass
-        odd = odd_scale(problem, mass, *masses, "norm='median'") or odd_unit_of(problem, *masses)
+        odd = odd_units(problem, mass, *masses, scaling="norm='median'")
         if odd:
             warnings.warn(odd, ScalingWarning, stacklevel=2)
         self.costs_, self.xs_, self.xt_ = cost, Xs, Xt

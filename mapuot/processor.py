@@ -34,16 +34,19 @@ def set_thread_limit(count: int | None) -> None:
         _limits.append(max(1, int(count)))
 
 
-def thread_limit() -> float:
-    """Return the most threads of a call without ``threads``: by OMP_NUM_THREADS and by `set_thread_limit`."""
+def thread_count(share: float | None = None) -> int:
+    """Return the number of threads of a large call without ``threads``.
+
+    It is the number of ``share`` free cores (default: ``core_count``), at most as many as OMP_NUM_THREADS and
+    `set_thread_limit` allow.
+    """
+    if share is None:
+        count = core_count()
+    else:
+        count = max(1, int(share + 1e-9))  # a share is a sum of fractions
     told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
     asked = [int(told)] if told.isdecimal() and int(told) > 0 else []
-    return min([*_limits, *asked], default=math.inf)
-
-
-def thread_count() -> int:
-    """Return the number of threads of a large call without ``threads``."""
-    return int(min(core_count(), thread_limit()))
+    return min([count, *_limits, *asked])
 
 
 @functools.cache
@@ -113,9 +116,7 @@ def default_threads(entries: int, share: float | None = None) -> int:
     """Return the threads for a K of ``entries`` entries and ``share`` free cores (default: ``core_count``)."""
     if entries <= SERIAL_ENTRIES:
         return 1
-    if share is None:
-        return thread_count()
-    return int(min(max(1, int(share + 1e-9)), thread_limit()))  # a share is a sum of fractions
+    return thread_count(share)
 
 
 def free_memory() -> float:

@@ -17,7 +17,7 @@ from ..annotations import BackendName, CostLike, MarginalPenalty, Method, Penalt
 from ..answer.batch import BatchResult, column
 from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
-from ..ascend.stages import turned
+from ..ascend.stages import one_potential, turned
 from ..backends import pick
 from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
 from ..penalties import F64
@@ -35,13 +35,12 @@ from ..problem.validate import (
     as_passes,
     as_penalties,
     as_start,
-    odd_scale,
-    odd_unit_of,
+    odd_units,
     own_numbers,
 )
 from ..progress import bar as progress_bar
 from ..route.batch import BatchRun
-from ..route.options import METHODS, make_options, may_be_finer, one_potential
+from ..route.options import METHODS, make_options, may_be_finer
 from ..status import not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from .entry import entry
@@ -202,9 +201,7 @@ def solve_batch(
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
-    odd = odd_scale(problem, result.mass, *problem.masses)
-    mass_a, mass_b = map(host, problem.masses)
-    odd = odd or odd_unit_of(problem, mass_a, mass_b, UNIT_CURE)
+    odd = odd_units(problem, result.mass, *problem.masses, UNIT_CURE)
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():

@@ -23,6 +23,7 @@ from ..answer.result import Result
 from ..arrays import host
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
+from ..ascend.stages import one_potential
 from ..backends import Options, Stats, pick
 from ..contract import Backend
 from ..errors import MUTED, ScalingWarning, shown, warn
@@ -44,17 +45,17 @@ from ..problem.validate import (
     as_threads,
     as_weight,
     moves_little,
-    odd_scale,
     odd_share,
     odd_unit,
-    odd_unit_of,
+    odd_units,
 )  # fmt: skip
+from ..processor import SERIAL_ENTRIES
 from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
 from ..route import on_device
 from ..route import plain as whole
 from ..route.front import Call, PlainProblem, Start, problem_of, read
-from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer, one_potential
+from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer
 from ..route.plain import LazyResult
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
@@ -268,6 +269,8 @@ def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
         return Start(call.warm_start)
     if plain.known:
         return on_device.in_one_call(call, plain)
+    if plain.cost.size > SERIAL_ENTRIES:
+        return Start()
     return whole.in_one_call(call, plain)
 
 
@@ -292,8 +295,11 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         run.outcome = OUTCOMES[begin.status]
         run.products = begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
-        check_met(result)
-        odd = odd_units(result, problem)
+        if result.status in UNREACHED:
+            check_met(result)
+        odd = None
+        if result.status not in FAILED and not MUTED.get():
+            odd = odd_units(problem, result.trace[-1].mass, problem.rows.mass, problem.cols.mass, UNIT_CURE)
     if odd and ranks.rank == 0:
         warn(odd, ScalingWarning)
     if out is not None:
@@ -394,19 +400,9 @@ def warn_of_plain(result: LazyResult, call: Call) -> None:
         warn(text, ScalingWarning)
 
 
-def odd_units(result: Result, problem: Problem) -> str | None:
-    """Return the text of a ScalingWarning for an answer of the stages; None if its units look right."""
-    masses = problem.rows.mass, problem.cols.mass
-    if result.status in FAILED or MUTED.get():
-        return None
-    odd = odd_scale(problem, result.trace[-1].mass, *masses)
-    return odd or odd_unit_of(problem, *masses, UNIT_CURE)
-
-
 def check_met(result: Result, which: str = "") -> None:
     """Raise if forbidden pairs leave no plan, once passes have failed; ``which`` names the problem of a batch."""
-    if result.status in UNREACHED:
-        check_cut(result.problem, host(result.log_u), host(result.log_v), which)
+    check_cut(result.problem, host(result.log_u), host(result.log_v), which)
 
 
 def check_words(method: Any, precision: Any, schedule: Any) -> None:

@@ -13,6 +13,7 @@ from ..arrays import host, namespace
 from ..backends.boxes import SortedPoints, Truncation
 from ..backends.factored import Reached
 from ..contract import Options
+from ..outcome import Outcome
 from ..penalties import F64
 from ..problem.cut import find_cut
 from ..problem.points import FormedCosts
@@ -137,7 +138,6 @@ def all_stages(
     starts: dict[float, Reached] = {}  # for steps with a factor, by reg over the reg asked for
     if way.stages[-1].factored:
         starts[1.0] = Reached(1.0, *run.potentials)
-    cancelled = False
     kept: KeptPairs | None = None
     for stage in way.stages:
         if run.outcome.status not in stage.after:
@@ -145,25 +145,25 @@ def all_stages(
         if stage.begin == "zeros":
             log_v = namespace(log_v).zeros(task.shape[1])
             skip = None
-        larger = stage.reg != task.reg
         before = run.outcome.status
-        if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
+        was_cancelled = run.is_cancelled
+        is_rough = stage.kept or stage.symmetric or stage.reg != task.reg
+        if is_rough and (was_cancelled or run.n_passes >= stage.most):
             continue
-        now = stage._replace(certifies=stage.certifies or cancelled)
+        now = stage
+        if was_cancelled:  # one pass at the requested reg, which makes its potentials
+            now = stage._replace(certifies=True, most=run.n_passes + 1)
         if stage.factored:
             skip = None
             now, log_v = after_steps(run, task, now, way.options, log_v, starts)
-        allow_passes(run, now, cancelled)
         if stage.kept:
             kept = kept or KeptPairs(run, way.options.threads)
         found = one_stage(run, task, now, way.options, log_v, skip, kept)
         if found is None:
             continue
         log_v = found
-        if starts:
-            note_start(run, task, stage, starts)
         done.append(StageRecord(now, before, run.reads, run.clusters, run.share))
-        cancelled = settle(run, stage, larger, cancelled)
+        run.outcome = outcome_of_stage(run, task, stage, starts, was_cancelled)
     return done, skip
 
 
@@ -188,26 +188,18 @@ def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) 
         run.outcome = outcomes.before_factored_steps(run.trace[-1])
 
 
-def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
-    """Set the outcome that the next stages test; return whether the solve is cancelled."""
-    if larger or (stage.kept and run.outcome.status != "converged"):
-        cancelled = run.is_cancelled
-        run.outcome = outcomes.after_rough_stage()
-    elif stage.symmetric and run.n_passes < run.max_passes and run.outcome.status in ("max_passes", *NO_ANSWER):
-        run.outcome = outcomes.after_rough_stage()
-    else:
-        is_spent = run.n_passes >= min(stage.most, run.max_passes)
-        cancelled = cancelled or (run.is_cancelled and run.outcome.status != "converged")
-        run.outcome = outcomes.after_own_stage(run.outcome, cancelled, is_spent)
-    return cancelled
-
-
-def allow_passes(run: Run, stage: Stage, cancelled: bool) -> None:
-    """Limit the passes of a stage, and the products of Newton's steps where steps with a factor may follow."""
-    run.limit = min(stage.most, run.n_passes + stage.patience)
-    run.budget = stage.products or (stage.patience if stage.patience < sys.maxsize else 0)
-    if cancelled:  # one pass at the requested reg, which makes its potentials
-        run.limit = run.n_passes + 1
+def outcome_of_stage(run: Run, task: Any, stage: Stage, starts: dict[float, Reached], was_cancelled: bool) -> Outcome:
+    """Return the outcome that the next stages test; ``was_cancelled``: before this stage began."""
+    if starts:
+        note_start(run, task, stage, starts)
+    is_larger = stage.reg != task.reg
+    is_converged = run.outcome.status == "converged"
+    is_left = stage.symmetric and run.outcome.status in ("max_passes", *NO_ANSWER)
+    if is_larger or (stage.kept and not is_converged) or (is_left and run.n_passes < run.max_passes):
+        return outcomes.after_rough_stage()
+    is_cancelled = was_cancelled or (run.is_cancelled and not is_converged)
+    is_spent = run.n_passes >= min(stage.most, run.max_passes)
+    return outcomes.after_own_stage(run.outcome, is_cancelled, is_spent)
 
 
 def one_stage(
@@ -217,6 +209,9 @@ def one_stage(
 
     Return None where a stage over kept pairs was left out because too many pairs matter.
     """
+    run.limit = min(stage.most, run.n_passes + stage.patience)
+    # products of Newton's steps are few where steps with a factor may follow
+    run.budget = stage.products or (stage.patience if stage.patience < sys.maxsize else 0)
     options = dataclasses.replace(stage.options(options), last=stage.certifies)
     ratio = float(stage.reg / task.reg)
     run.share = 0.0

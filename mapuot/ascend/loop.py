@@ -90,9 +90,8 @@ class Run:
         """
         self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         with closing(self.backend.workspace(problem, options, skip)) as workspace:
-            passes = StagePasses(self, workspace, problem, options, leave, skip)
             # K_ij = exp(alpha_i + beta_j - M_ij / reg) <= 1, (11), times c_ij unless c = a b^T (see `absorb`)
-            passes.begin(log_v)
+            passes = StagePasses(self, workspace, problem, options, log_v, leave, skip)
             while True:
                 # u = (a / K v)^fi1, v = (b / K^T u)^fi2, (3), translated by (5) and (6), extrapolated by Anderson
                 stats = passes.step()
@@ -141,11 +140,13 @@ class Run:
 
 
 class StagePasses:
-    """The passes of one stage: `begin`, then turns of `step`, `judge` and `act`, then `conclude`."""
+    """The passes of one stage: turns of `step`, `judge` and `act`, then `conclude`."""
 
     def __init__(
-        self, run: Run, workspace: Workspace, problem: Any, options: Options, leave: float, skip: Truncation | None
-    ) -> None:
+        self, run: Run, workspace: Workspace, problem: Any, options: Options, log_v: F64, leave: float,
+        skip: Truncation | None,
+    ) -> None:  # fmt: skip
+        """Build K around log v, and choose how many passes the first call makes."""
         self.run, self.workspace, self.problem, self.options = run, workspace, problem, options
         self.leave, self.skip = leave, skip
         self.tol = skip.tol if skip else options.tol
@@ -157,21 +158,18 @@ class StagePasses:
             self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
         self.is_fresh = True  # K was built just before the passes
         self.is_left = False  # the first pass has an error above ``leave``
-        self.count = 1  # passes of the next call
         self.n_made = 0  # passes of the last call
         self.begun = 0.0  # when the last call began
-
-    # ---- one turn
-
-    def begin(self, log_v: F64) -> None:
-        """Build K around log v, and choose how many passes the first call makes."""
-        run, workspace = self.run, self.workspace
         workspace.absorb(log_v)
         self.reads = workspace.reads  # the matrix that the first passes read, in words
-        self.single = run.heard or (self.options.leaps and not workspace.leaps_within)  # one pass a call
-        is_quick = not self.single and run.ranks.max(self.problem.size) <= run.backend.quick_entries
-        if is_quick and self.leave == math.inf:
-            self.count = run.backend.quick_passes
+        self.single = run.heard or (options.leaps and not workspace.leaps_within)  # one pass a call
+        is_quick = not self.single and run.ranks.max(problem.size) <= run.backend.quick_entries
+        if is_quick and leave == math.inf:
+            self.count = run.backend.quick_passes  # passes of the next call
+        else:
+            self.count = 1
+
+    # ---- one turn
 
     def step(self) -> list[Stats]:
         """Make some passes in one call of the core: `count`, or fewer where the limit allows no more."""
@@ -223,13 +221,21 @@ class StagePasses:
 
     def conclude(self, last: Stats) -> Outcome:
         """Certify the last pass, note the answer, and return the outcome of the stage; ``last``: of the last call."""
-        run = self.run
+        run, workspace = self.run, self.workspace
         if last.rejected and run.outcome.status != "converged":  # else Newton's step may have certified it
             run.outcome = self.undo_rejected(last)
         run.outcome = self.certify_last()
         if run.saves:
-            run.save(self.workspace, self.problem)
-        self.note_answer()
+            run.save(workspace, self.problem)
+        run.reads = self.reads
+        if workspace.reads != self.reads:
+            run.reads = f"{self.reads}, then {workspace.reads}"
+        run.clusters = 0
+        coarse = workspace.coarse
+        if coarse and coarse.corrected:
+            run.clusters = coarse.count
+        run.potentials = workspace.potentials()
+        run.marginals = workspace.marginals()
         return run.outcome
 
     # ---- parts of a turn
@@ -318,17 +324,3 @@ class StagePasses:
         verdict = newton.step(workspace, run.backend, last, self.tol)
         run.products = newton.products
         return outcomes.at_end(last, run.outcome, verdict == HOLDS or self.options.has_value(last))
-
-    def note_answer(self) -> None:
-        """Note the potentials, the marginals and how they were found."""
-        run, workspace = self.run, self.workspace
-        run.reads = self.reads
-        if workspace.reads != self.reads:
-            run.reads = f"{self.reads}, then {workspace.reads}"
-        coarse = workspace.coarse
-        if coarse and coarse.corrected:
-            run.clusters = coarse.count
-        else:
-            run.clusters = 0
-        run.potentials = workspace.potentials()
-        run.marginals = workspace.marginals()

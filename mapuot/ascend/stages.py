@@ -18,6 +18,7 @@ import numpy as np
 
 from ..backends.factored import START_TOL, STIFF, patience
 from ..contract import Backend, Options
+from ..errors import shown
 from ..problem.cost import Cost
 from ..problem.problem import Common, Problem
 from ..status import FAILED
@@ -89,6 +90,30 @@ def route(
     return Route(turns, warm, nats, options, found)
 
 
+def one_potential(options: Options, problem: Common, symmetric: Any, backend: Backend) -> Options:
+    """Return the options with ``symmetric`` set where rows and columns are the same problem.
+
+    ``symmetric``: the user's argument; True raises if they are not, None tests whether they are, False skips the test.
+    """
+    if symmetric not in (None, True, False):
+        raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
+    if symmetric is False or (symmetric is None and not options.memory):
+        return options
+    m, n = problem.shape
+    if symmetric is None and problem.rows.ranks.size == 1 and (m != n or problem.cost.lopsided):
+        return options  # at once: no vectors are compared
+    if not backend.has_one_potential:
+        serves: str | None = "backend"
+    else:
+        serves = None if options.memory else "method"
+    unlike = serves or problem.unlike(backend)
+    if unlike and symmetric:
+        raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
+    if unlike:
+        return options
+    return dataclasses.replace(options, symmetric=True)
+
+
 def inner(options: Options) -> Options:
     """Return the options for the kept pairs; they leave a part of tol to the skipped pairs."""
     if options.tol_gap >= 0:
@@ -124,9 +149,10 @@ def stages(
         leave = math.inf if skips else STAGES.warm_error
     factors = factors_serve(problem, options, backend)
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
-    keeps = bool(found) and reg < small and keeps_pairs(problem, options, backend)
-    found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
-    own = [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)] * keeps
+    own = []
+    if found and reg < small and keeps_pairs(problem, options, backend):
+        found = [stage._replace(kept=stage.reg < small) for stage in found]
+        own = [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)]
     found += [*own, Stage(reg, tol, storage, memory, most, UNDONE, begin)]
     if options.symmetric:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))

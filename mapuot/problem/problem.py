@@ -118,6 +118,7 @@ class DerivedMembers:
     """Members of a problem that follow from its fields."""
 
     shape: tuple[int, int]
+    size: int  # number of stored pairs
     spread: float  # range(M) / reg
     sides: tuple[Side, Side]
     ranks: Ranks  # the processes that share M; all other members belong to this rank's block
@@ -133,8 +134,9 @@ class DerivedMembers:
         else:
             masked = None
         vars(self).update(
-            shape=self.cost.shape, spread=(self.M_max - self.M_min) / self.reg, sides=(self.rows, self.cols),
-            ranks=self.rows.ranks, c=None if isinstance(reference, str) else reference, masked=masked,
+            shape=self.cost.shape, size=self.cost.size, spread=(self.M_max - self.M_min) / self.reg,
+            sides=(self.rows, self.cols), ranks=self.rows.ranks, masked=masked,
+            c=None if isinstance(reference, str) else reference,
             unmasked=masked.base if masked else reference,
             balanced=self.rows.penalty == self.cols.penalty == "balanced",
         )  # fmt: skip
@@ -156,22 +158,16 @@ class Common(DerivedMembers):
 
     M = property(attrgetter("cost.array"))  # an array, or an object that `numpy.asarray` reads as one
 
-    @property
-    def size(self) -> int:
-        return self.cost.size
-
     def lowered(self: Alike) -> Alike:
         """Return the problem with M less a large constant; itself where there is none or no side is hard.
 
         A constant c in M adds c times the mass to the value of every plan. Where a side is hard all plans have one
         mass, so that the optimal plan stays, and only the potential of this side changes, by c.
         """
+        if "balanced" not in (self.rows.penalty, self.cols.penalty):
+            return self
         constant = constant_of(self.M_min, self.M_max, self.reg)
-        hard = "balanced" in (self.rows.penalty, self.cols.penalty)
-        if hard and constant:
-            cost = self.cost.less(constant)
-        else:
-            cost = None
+        cost = self.cost.less(constant) if constant else None
         if cost is None:
             return self
         high = self.M_max - constant

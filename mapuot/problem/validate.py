@@ -661,22 +661,13 @@ def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: floa
     )
 
 
-def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str | None:
-    """Return `odd_unit` for a problem, or for the worst of a batch; None unless the reference is a b^T."""
-    rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
-    if problem.unmasked != "product" or None in rhos:
-        return None
-    masses_a, masses_b = np.broadcast_arrays(np.atleast_1d(mass_a), np.atleast_1d(mass_b))
-    worst = int(np.argmax(np.abs(np.log(masses_a) + np.log(masses_b))))
-    return odd_unit(problem.reg, *rhos, float(masses_a[worst]), float(masses_b[worst]), cure)
-
-
-def odd_scale(
-    problem: Any, mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'"
+def odd_units(
+    problem: Any, mass: Any, mass_a: Any, mass_b: Any, cure: str = "", scaling: str = "scale_cost='median'"
 ) -> str | None:  # fmt: skip
     """Return the text of a ScalingWarning for a problem, or for some of a batch; None if the units look right.
 
-    ``scaling``: the caller's option that divides costs by their median.
+    The units of M are judged first, then the unit of mass (`odd_unit`). ``scaling``: the caller's option that divides
+    costs by their median; ``cure``: begins the advice about the unit of mass.
     """
     low = problem.M_min
     high = problem.M_max
@@ -687,8 +678,15 @@ def odd_scale(
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
         return f"M reaches {high:.1e}, and its range is {problem.spread:.1e} times reg: {cure}"
     if np.any(moves_little(mass, mass_a, mass_b, LITTLE_SHARE)):
-        return odd_share(mass, mass_a, mass_b, scaling)
-    return None
+        told = odd_share(mass, mass_a, mass_b, scaling)
+        if told is not None:
+            return told
+    rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
+    if problem.unmasked != "product" or None in rhos:
+        return None
+    masses_a, masses_b = np.broadcast_arrays(np.atleast_1d(host(mass_a)), np.atleast_1d(host(mass_b)))
+    worst = int(np.argmax(np.abs(np.log(masses_a) + np.log(masses_b))))  # of a batch
+    return odd_unit(problem.reg, *rhos, float(masses_a[worst]), float(masses_b[worst]), cure)
 
 
 def odd_share(mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'") -> str | None:

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import MEMORY, SMALL_ENTRIES, Backend, Options
-from ..errors import shown
-from ..problem.problem import Common
+from ..contract import MEMORY, SMALL_ENTRIES, Options
 from ..problem.validate import as_pair, as_positive, as_threads
 
 METHODS = {  # name: (translation, Anderson memory, in place)
@@ -56,30 +54,6 @@ def make_options(
         else:
             precision = "float64"
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
-
-
-def one_potential(options: Options, problem: Common, symmetric: Any, backend: Backend) -> Options:
-    """Return the options with ``symmetric`` set where rows and columns are the same problem.
-
-    ``symmetric``: the user's argument; True raises if they are not, None tests whether they are, False skips the test.
-    """
-    if symmetric not in (None, True, False):
-        raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
-    if symmetric is False or (symmetric is None and not options.memory):
-        return options
-    m, n = problem.shape
-    if symmetric is None and problem.rows.ranks.size == 1 and (m != n or problem.cost.lopsided):
-        return options  # at once: no vectors are compared
-    if not backend.has_one_potential:
-        serves: str | None = "backend"
-    else:
-        serves = None if options.memory else "method"
-    unlike = serves or problem.unlike(backend)
-    if unlike and symmetric:
-        raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
-    if unlike:
-        return options
-    return dataclasses.replace(options, symmetric=True)
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:

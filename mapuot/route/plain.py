@@ -45,7 +45,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     backend, cost, a, b, reg, rho, options, _ = plain
     m, n = cost.shape
     turns = options.memory > 0 and rho[0] < rho[1] == math.inf
-    if m * n > SERIAL_ENTRIES or options.threads not in (None, 1) or turns:
+    if options.threads not in (None, 1) or turns:
         return Start()
     begun = time.perf_counter()
     whole = core()
@@ -69,7 +69,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     found = whole.solve(cost, a, b, reg, rho, options, call.max_passes, ladder, inside, compare)
     if (
         found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, m * n))
-        # or a ScalingWarning is due (odd_scale in problem/validate.py)
+        # or a ScalingWarning is due (odd_units in problem/validate.py)
         or is_sentinel(found.low, found.high, (found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
         or (np.inf in rho and constant_of(found.low, found.high, reg))
     ):  # fmt: skip

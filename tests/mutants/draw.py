@@ -16,7 +16,7 @@ CUTS = (
     "api/test_refusals.py::test_told_where_and_only_where_there_is_no_plan "
     "api/test_refusals.py::test_a_flow_shows_what_potentials_do_not"
 )
-JUDGES = "judge", "act", "conclude", "check_in_place", "meet", "undo_rejected", "certify_last", "note_answer"
+JUDGES = "judge", "act", "conclude", "check_in_place", "meet", "undo_rejected", "certify_last"
 FUNCTIONS = {
     "src_c/common/rules.h": ("core/test_rules.py", ()),
     "src_c/newton.c": ("core/test_newton.py hostile/test_bounds.py", ()),
