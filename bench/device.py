@@ -139,7 +139,7 @@ def peak(call: Callable[[], Any]) -> float:
 
 
 def endless(
-    M: Any, precision: str, *, a: Any = None, b: Any = None, in_place: bool = False, memory: int = 5,
+    M: Any, precision: str, *, a: Any = None, b: Any = None, in_place: bool = False, anderson_depth: int = 5,
     threads: int | None = None, ranks: Any = ALONE, reg: float = REG, gpu: bool = False,
 ) -> Any:  # fmt: skip
     """Return a workspace around v = 1, in the storage and the sums asked for; its passes never end.
@@ -153,7 +153,7 @@ def endless(
     m, n = M.shape
     a, b = (np.full(k, 1 / k) if x is None else x for k, x in ((m, a), (n, b)))
     problem = Problem.from_arrays(M, a, b, reg, RHO, "kl", "product", backend, ranks)
-    options = Options(not in_place, 0 if in_place else memory, in_place, precision, -1.0, -1.0, threads)
+    options = Options(not in_place, 0 if in_place else anderson_depth, in_place, precision, -1.0, -1.0, threads)
     made = backend.workspace(problem, options)
     if gpu:
         made.state["limits"]["finer"] = 0

@@ -48,16 +48,16 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     """Every kernel at once, on all cores, into CuPy's cache."""
     import cupy as cp
 
-    from mapuot.backends.cuda.kernels import ITEMSIZE, Shape, kernel, memory_for, portable_shape, shape_options
+    from mapuot.backends.cuda.kernels import ITEMSIZE, Shape, anderson_depth_for, kernel, portable_shape, shape_options
     from mapuot.backends.cuda.launch import persistent_jobs
 
-    memory = memory_for(tiles, tiles, 4)
-    jobs = [("portable.cu", shape_options(shape, "float32", KL, MEMORY=memory)) for shape in paper_shapes()]
+    depth = anderson_depth_for(tiles, tiles, 4)
+    jobs = [("portable.cu", shape_options(shape, "float32", KL, ANDERSON_DEPTH=depth)) for shape in paper_shapes()]
     for m, n in [laid(*size) for size in sizes]:
         for store in ITEMSIZE:
             jobs += [(file, options) for file, _, options in persistent_jobs(m, n, store, KL)]
         shape = portable_shape(n, "float32") or Shape(8, 8, 4)
-        jobs.append(("portable.cu", shape_options(shape, "float32", KL, MEMORY=memory_for(m, n, 4))))
+        jobs.append(("portable.cu", shape_options(shape, "float32", KL, ANDERSON_DEPTH=anderson_depth_for(m, n, 4))))
     unique = {(name, tuple(sorted(options.items()))) for name, options in jobs}
 
     def make(job: tuple[str, tuple[tuple[str, int], ...]]) -> None:

@@ -54,7 +54,7 @@ class Case:
         """Turn translation and extrapolation on or off."""
         limits, progress = self.fused.limits, self.fused.progress
         limits.lam_rate, limits.mu_rate = self.rates if on else (0.0, 0.0)
-        limits.memory = 5 if on else 0
+        limits.anderson_depth = 5 if on else 0
         progress.have, progress.head, progress.depth, progress.extrapolated = 0, 0, 0, 0
 
     def row_pass(self, pool: Any) -> None:

@@ -110,7 +110,7 @@ def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str,
         seconds = {"dense mixed": dense}
     held = {}
     for name, stored in STORED.items():
-        made = endless(S, stored, memory=20, gpu=True)
+        made = endless(S, stored, anderson_depth=20, gpu=True)
         launch = made.launch
         seconds[name] = elapsed(lambda launch=launch: launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
         held[name] = 2 * (made.operator.K[0].nbytes + made.pairs.rows.index.nbytes)

@@ -15,13 +15,16 @@ from .penalties import F64
 
 LEAST_MASS = 1e-290  # of a plan: below it marginals lose digits to float64's underflow
 SECONDS_A_CALL = 0.1  # longest call of a core: Ctrl-C and the progress bar wait for it
-MEMORY = (5, 20)  # Anderson differences where their cost matters beside a pass, and where it does not
+ANDERSON_DEPTHS = (5, 20)  # Anderson differences where their cost matters beside a pass, and where it does not
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 
-def memory_of(most: int, m: int, itemsize: int) -> int:
-    """Choose the Anderson memory for a K of m rows: d differences move 16 d bytes a column, at most a tenth of K's."""
-    least, deepest = MEMORY
+def anderson_depth_of(most: int, m: int, itemsize: int) -> int:
+    """Choose the depth of Anderson's step for a K of m rows.
+
+    d differences move 16 d bytes a column, at most a tenth of the bytes of K.
+    """
+    least, deepest = ANDERSON_DEPTHS
     return min(most, max(least, min(deepest, m * itemsize // 160)))
 
 
@@ -30,7 +33,7 @@ class Options:
     """Options of a workspace."""
 
     translate: bool
-    memory: int  # Anderson memory, 0 = none
+    anderson_depth: int  # most differences of Anderson's step; 0: no extrapolation
     in_place: bool  # the paper's form: K is overwritten by the plan
     precision: str  # storage of K: "float64" or "float32"
     tol: float
@@ -252,7 +255,7 @@ class BatchEngine:
         """Choose the storage of K; None: problems are solved alone. ``reach``: the largest |log v| of the start."""
         raise NotImplementedError
 
-    def bytes_each(self, task: Any, memory: int, precision: str) -> int:
+    def bytes_each(self, task: Any, depth: int, precision: str) -> int:
         """Return the bytes of memory that one problem takes."""
         raise NotImplementedError
 

@@ -45,7 +45,7 @@ int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states) {
         spread_side(&state->cols, q);
         state->sums += q * (np + SCALARS);
         state->work += q * 3 * np;
-        state->history += q * mapuot_history(first.limits.memory, first.n);
+        state->history += q * mapuot_history(first.limits.anderson_depth, first.n);
         if (!shared) state->kernel = (char *)state->kernel + q * first.m * first.ld * width;
     }
     return MAPUOT_RUNNING;

@@ -88,10 +88,10 @@ void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, 
 
 /* Anderson's weights of a state: add the products of the last difference to the Gram matrix and solve. */
 static void state_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args) {
-    const int64_t n = args->depth, slot = args->slot, memory = (int64_t)state->limits.memory;
-    double *gram = state->history + (2 * memory + 2) * padded(state->n);
-    for (int64_t i = 0; i < n; i++) gram[i * memory + slot] = gram[slot * memory + i] = dot[i];
-    anderson_weights((int)n, memory, gram, rhs, args->gamma);
+    const int64_t n = args->depth, slot = args->slot, anderson_depth = state->limits.anderson_depth;
+    double *gram = state->history + (2 * anderson_depth + 2) * padded(state->n);
+    for (int64_t i = 0; i < n; i++) gram[i * anderson_depth + slot] = gram[slot * anderson_depth + i] = dot[i];
+    anderson_weights((int)n, anderson_depth, gram, rhs, args->gamma);
 }
 
 /* The translation of the pass: the shift, and the factors that the sweeps need. */

@@ -162,7 +162,7 @@ static void sweep_difference(const mapuot_state *state, const sweep_args *args, 
     const int64_t np = padded(state->n);
     const double *x = state->work;
     double *image = state->work + 2 * np, *F_last = state->history, *G_last = F_last + np;
-    double *dF = F_last + 2 * np, *dG = dF + state->limits.memory * np;
+    double *dF = F_last + 2 * np, *dG = dF + state->limits.anderson_depth * np;
     const vd zero = v_set(0), mu = v_set(args->common);
     vd largest = zero;
     for (int64_t j = j0; j < j1; j += VL) {
@@ -170,7 +170,7 @@ static void sweep_difference(const mapuot_state *state, const sweep_args *args, 
         vd F = v_sub(G, v_load(x + j));
         v_store(image + j, G);
         largest = v_max(largest, v_max(F, v_sub(zero, F)));
-        if (state->limits.memory == 0) continue;
+        if (state->limits.anderson_depth == 0) continue;
         if (args->slot >= 0) {
             v_store(dF + args->slot * np + j, v_sub(F, v_load(F_last + j)));
             v_store(dG + args->slot * np + j, v_sub(G, v_load(G_last + j)));
@@ -188,7 +188,7 @@ static void sweep_difference(const mapuot_state *state, const sweep_args *args, 
 static void sweep_advance(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
-    const double *image = state->work + 2 * np, *dG = state->history + (2 + state->limits.memory) * np;
+    const double *image = state->work + 2 * np, *dG = state->history + (2 + state->limits.anderson_depth) * np;
     const int bounded = cols->penalty == MAPUOT_TV; /* |g| <= rho: below, the dual is -inf, above, flat */
     const vd zero = v_set(0), shift = v_set(state->progress.shift), rate = v_set(1.0 / state->limits.reg);
     vd scale = zero;

@@ -33,7 +33,7 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits) {
     limits->symmetric = terms->symmetric;
     limits->tol = tol;
     limits->tol_gap = terms->tol_gap;
-    limits->memory = terms->memory;
+    limits->anderson_depth = terms->anderson_depth;
     limits->in_place = terms->in_place;
     limits->storage_error = rounding;
     limits->flush = exp(FLUSH_LOG[terms->dtype]);

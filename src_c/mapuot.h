@@ -65,7 +65,7 @@ typedef struct {
     double rho_kl, rho_tv, rho_l2, hard_sides; /* see mapuot_limits */
     double noise;                              /* error of a marginal after float32 passes */
     double tol, tol_gap;
-    int64_t translate, memory, in_place;
+    int64_t translate, anderson_depth, in_place;
     mapuot_dtype dtype;
     double path, missed; /* see mapuot_limits */
     int64_t symmetric;
@@ -168,10 +168,10 @@ typedef struct {
 
 typedef struct mapuot_pool mapuot_pool;
 
-const char *mapuot_isa(void);                      /* the instruction set in use: scalar, avx2, avx512, neon */
-int mapuot_set_isa(const char *isa);               /* lower or restore it ("auto"), for tests and benchmarks */
-int mapuot_scalars(void);                          /* row scalars at the end of sums */
-int64_t mapuot_history(int64_t memory, int64_t n); /* length of history for a memory of at most 20 */
+const char *mapuot_isa(void);                              /* the instruction set in use: scalar, avx2, avx512, neon */
+int mapuot_set_isa(const char *isa);                       /* lower or restore it ("auto"), for tests and benchmarks */
+int mapuot_scalars(void);                                  /* row scalars at the end of sums */
+int64_t mapuot_history(int64_t anderson_depth, int64_t n); /* length of history, for a depth of at most 20 */
 
 /* fills limits, except the numbers that K and the range of M decide: exponent_error, scale_limit, most_scale, dual_* */
 void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits);

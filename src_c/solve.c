@@ -45,7 +45,8 @@ static void *take(char **at, int64_t bytes) {
 
 static int64_t vectors_len(const mapuot_task *task) {
     const int64_t mp = padded(task->m), np = padded(task->n);
-    return np + SCALARS + 3 * np + mapuot_history(task->terms.memory, task->n) + SIDE_VECTORS * (mp + np) + np + PAD;
+    return np + SCALARS + 3 * np + mapuot_history(task->terms.anderson_depth, task->n) + SIDE_VECTORS * (mp + np) + np +
+           PAD;
 }
 
 /* Place all arrays of an attempt from scratch on. Returns the number of bytes used. */
@@ -308,7 +309,7 @@ static void begin(attempt *t, double reg, double tol, int64_t symmetric) {
     state->sums = at;
     state->work = at += np + PAD;
     state->history = at += 3 * np;
-    at += mapuot_history(terms.memory, task->n);
+    at += mapuot_history(terms.anderson_depth, task->n);
     state->narrow_v = (float *)at;
     state->run = (float *)(at += np / 2);
     at += np / 2;

@@ -15,7 +15,9 @@ enum { TRIALS = 4, MOST_TILE = 1 << 20 };
 
 int mapuot_scalars(void) { return SCALARS; }
 
-int64_t mapuot_history(int64_t memory, int64_t n) { return (2 * memory + 2) * padded(n) + padded(memory * memory); }
+int64_t mapuot_history(int64_t anderson_depth, int64_t n) {
+    return (2 * anderson_depth + 2) * padded(n) + padded(anderson_depth * anderson_depth);
+}
 
 /* ---- row_pass ---- */
 

@@ -12,25 +12,27 @@ struct Moments {
     const double *dot, *rhs;
 };
 
-// Lane WIDE a + b of the warp holds the entries (HIGH q + a, WIDE c + b) of the equations; column MEMORY is the
+// Lane WIDE a + b of the warp holds the entries (HIGH q + a, WIDE c + b) of the equations; column ANDERSON_DEPTH is the
 // right-hand side. With 5 differences 30 lanes hold one entry each.
-#define WIDE (MEMORY == 5 ? 6 : 8)
+#define WIDE (ANDERSON_DEPTH == 5 ? 6 : 8)
 #define HIGH (32 / WIDE)
-#define ROWS_A_LANE ((MEMORY + HIGH - 1) / HIGH)
-#define COLUMNS_A_LANE (MEMORY / WIDE + 1)
+#define ROWS_A_LANE ((ANDERSON_DEPTH + HIGH - 1) / HIGH)
+#define COLUMNS_A_LANE (ANDERSON_DEPTH / WIDE + 1)
 
 // gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan.
 // Lane i brings rhs_i.
 FN void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
     const int lane = threadIdx.x % 32, b = lane % WIDE, a = lane < WIDE * HIGH ? lane / WIDE : HIGH - 1;
-    const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
+    const double scale = lane < depth ? rsqrt(fmax(gram[lane * (ANDERSON_DEPTH + 1)], TINY)) : 0, right = rhs * scale;
     double A[ROWS_A_LANE][COLUMNS_A_LANE];
     UNROLLED (int q = 0; q < ROWS_A_LANE; q++)
         UNROLLED (int c = 0; c < COLUMNS_A_LANE; c++) {
             const int i = HIGH * q + a, k = WIDE * c + b;
             const double left = __shfl_sync(FULL, scale, i), other = __shfl_sync(FULL, scale, k);
             const double last = __shfl_sync(FULL, right, i);
-            A[q][c] = k == MEMORY ? last : i < depth && k < depth ? gram[i * MEMORY + k] * left * other : 0;
+            A[q][c] = k == ANDERSON_DEPTH      ? last
+                      : i < depth && k < depth ? gram[i * ANDERSON_DEPTH + k] * left * other
+                                               : 0;
             A[q][c] += i == k ? RIDGE : 0;
         }
     UNROLLED (int q = 0; q < ROWS_A_LANE; q++) // unrolled, since registers cannot be indexed at run time
@@ -46,7 +48,7 @@ FN void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
         }
     UNROLLED (int q = 0; q < ROWS_A_LANE; q++) {
         const double own = __shfl_sync(FULL, scale, HIGH * q + a);
-        if (b == MEMORY % WIDE) gamma[HIGH * q + a] = A[q][MEMORY / WIDE] * own;
+        if (b == ANDERSON_DEPTH % WIDE) gamma[HIGH * q + a] = A[q][ANDERSON_DEPTH / WIDE] * own;
     }
 }
 
@@ -62,7 +64,7 @@ template <typename Held> FN double normal_equations(Held &p, const Moments &t, d
         dot = t.dot[lane] + c * p.ones[lane];
         rhs = t.rhs[lane] + c * p.ones[lane];
     }
-    if (lane < depth) p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
+    if (lane < depth) p.gram[lane * ANDERSON_DEPTH + slot] = p.gram[slot * ANDERSON_DEPTH + lane] = dot;
     __syncwarp();
     return rhs;
 }

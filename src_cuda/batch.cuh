@@ -7,8 +7,8 @@
 // Loops over columns are not unrolled: code that outgrows the instruction cache slows every pass.
 // Options: THREADS, COST (type of M: 0 float64, 1 float32), ONE_POTENTIAL (1: rows and columns are the same problem,
 // log u is log v, and K v is K^T u, without a shift between them).
-#ifndef MEMORY
-#define MEMORY 12 // differences of float64 passes: as many as fit 64 KB of shared memory
+#ifndef ANDERSON_DEPTH
+#define ANDERSON_DEPTH 12 // differences of float64 passes: as many as fit 64 KB of shared memory
 #endif
 #pragma option ONE_POTENTIAL 0
 #define FAR_FN FN // inlined: a call would spill the registers of the sweep
@@ -19,8 +19,8 @@
 #ifndef HOLDERS
 #define HOLDERS (WARPS < 4 ? WARPS : 4) // the first warps, which may have columns
 #endif
-#define OWN_PRODUCTS ((MEMORY + WARPS - 1) / WARPS) // differences of a warp
-#define DEAD_SUM 1e-290                             // with a smaller sum no mass is in reach
+#define OWN_PRODUCTS ((ANDERSON_DEPTH + WARPS - 1) / WARPS) // differences of a warp
+#define DEAD_SUM 1e-290                                     // with a smaller sum no mass is in reach
 
 enum {
     WEIGHT,   // b, 0: left out
@@ -34,8 +34,8 @@ enum {
     NEW_F,
     MARGINAL,
     DF,
-    DG = DF + MEMORY,
-    COLUMN_KINDS = DG + MEMORY
+    DG = DF + ANDERSON_DEPTH,
+    COLUMN_KINDS = DG + ANDERSON_DEPTH
 };
 // sums of the first sweep; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms; LOGS: sizes
 // of the absorbed part of log v and of the rest, times b
@@ -74,14 +74,15 @@ struct Batch {
 // The progress of the iteration; each warp has a copy.
 struct Standing : mapuot_progress {
     double mass_a, mass_b, weight; // weight: sum b e^(-k x), between launches
-    double gram[MEMORY * MEMORY], ones[MEMORY], gamma[MEMORY];
+    double gram[ANDERSON_DEPTH * ANDERSON_DEPTH], ones[ANDERSON_DEPTH], gamma[ANDERSON_DEPTH];
 };
 
 struct Work {
-    double row[WARPS], next[WARPS];  // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
-    double part[HOLDERS][SUMS];      // parts of each warp
-    double sums[HOLDERS][SUMS];      // totals, one copy for each warp
-    double dot[MEMORY], rhs[MEMORY]; // products of the held differences with the change of f, and with f
+    double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
+    double part[HOLDERS][SUMS];     // parts of each warp
+    double sums[HOLDERS][SUMS];     // totals, one copy for each warp
+    double dot[ANDERSON_DEPTH],
+        rhs[ANDERSON_DEPTH]; // products of the held differences with the change of f, and with f
     Standing standing[HOLDERS];
     Report report;
 };

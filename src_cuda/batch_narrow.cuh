@@ -2,7 +2,7 @@
 // stopping) for an estimate that certifies nothing. Two warps have the columns, two columns a lane. Meanwhile one warp
 // judges the last pass and one prepares Anderson's weights. batch_narrow.cu includes this file and explains the
 // quantities.
-#define MEMORY 5 // differences of float32 passes
+#define ANDERSON_DEPTH 5 // differences of float32 passes
 #include "batch_build.cuh"
 
 #define RP ((RT + 3) / 4 * 4) // rows of a group, padded to 16 bytes
@@ -10,7 +10,7 @@
     ((20 * RP + 31) / 32 * 32 +                                                                                        \
      16) // the part that a warp joins for its first 16 lanes; the padding puts the others into other banks
 #define JOIN (2 * HALF > 2 * (COLUMNS + 16) ? 2 * HALF : 2 * (COLUMNS + 16))
-#define OLD (MEMORY - 1)                     // differences beside the newest
+#define OLD (ANDERSON_DEPTH - 1)             // differences beside the newest
 #define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // index into a lower triangle, k <= i
 #define LIMIT 1e12f                          // with a larger scale K is rebuilt
 #define DEAD 1e-30f                          // with a smaller sum no mass is in reach
@@ -27,8 +27,8 @@ enum {
     BASE,
     WEIGHT_Q,
     DIFF_F,
-    DIFF_G = DIFF_F + MEMORY,
-    KINDS = DIFF_G + MEMORY
+    DIFF_G = DIFF_F + ANDERSON_DEPTH,
+    KINDS = DIFF_G + ANDERSON_DEPTH
 };
 // sums over the columns, P = change of f: b-weighted sums of P times the old differences, f, P and y; v (K^T u),
 // q = b v^-k2 and its moments of f
@@ -52,7 +52,7 @@ struct Rates {
 struct alignas(16) Step {
     float rhs[OLD], solved[OLD];                 // <f, D_i>; inverse rhs
     float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + NARROW_RIDGE diag
-    int slot[MEMORY];                            // offsets of the differences, the newest last
+    int slot[ANDERSON_DEPTH];                    // offsets of the differences, the newest last
     int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
     float shift;                                 // binary
 };
@@ -176,8 +176,8 @@ FN void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
         for (int k = 0; k < WARPS; k++) logs += (double)all.row_logs[k];
         dual += S.limits.reg * (all.offset_a + LN2 * (logs + moved));
     }
-    const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.limits.memory > 0 ? 1 + moved_on : 0;
-    if (lane < MEMORY) next.slot[lane] = at.slot[lane + moved_on < MEMORY ? lane + moved_on : 0];
+    const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.limits.anderson_depth > 0 ? 1 + moved_on : 0;
+    if (lane < ANDERSON_DEPTH) next.slot[lane] = at.slot[lane + moved_on < ANDERSON_DEPTH ? lane + moved_on : 0];
     if (lane > 0) return;
     all.last = sound(all) ? SOUND : UNSOUND;
     all.dual = dual, all.mass = mass, all.loss = fmaxf(square * grow, 0);
@@ -221,7 +221,7 @@ FN void judge(const Batch &S, Shared &all, bool extrapolated) {
 
 // The next y = G - sum gamma_i (difference of images)_i, v and the history. If the sums are unusable, nothing changes.
 FN void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2], const float (&f)[2]) {
-    float gamma[MEMORY], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
+    float gamma[ANDERSON_DEPTH], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
     const bool usable = sound(all), extrapolate = at.known > 0;
     const Products now = products(all);
     anderson(at, now, gamma);
@@ -249,14 +249,14 @@ FN void restart(Shared &all, int turn) {
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
         all.col[Y][j] = y;
         all.v[j] = w > 0 ? w * power_of(y) : 0;
-        for (int i = 0; i < MEMORY; i++) all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
+        for (int i = 0; i < ANDERSON_DEPTH; i++) all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
     }
     if (threadIdx.x < 2) {
         Step &step = all.step[threadIdx.x];
         for (int i = 0; i < OLD; i++) step.rhs[i] = 0;
         for (int i = 0; i < OLD; i++)
             for (int k = 0; k <= i; k++) step.gram[AT(i, k)] = i == k;
-        for (int i = 0; i < MEMORY; i++) step.slot[i] = i * COLUMNS;
+        for (int i = 0; i < ANDERSON_DEPTH; i++) step.slot[i] = i * COLUMNS;
         step.known = 0;
     }
     __syncthreads();

@@ -4,7 +4,7 @@
 
 // Inner products of the newest difference P without its mean: dot_i = <P, D_i>, index OLD: with itself; rhs = <f, P>
 struct Products {
-    float dot[MEMORY], rhs, mean;
+    float dot[ANDERSON_DEPTH], rhs, mean;
 };
 
 FN Products products(const Shared &all) {
@@ -59,7 +59,7 @@ FN void invert(Step &at) {
 
 // Anderson's weights, the newest last: solve (gram + NARROW_RIDGE diag) gamma = rhs by blocks, given the inverse of the
 // old block. With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
-FN void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
+FN void anderson(const Step &at, const Products &now, float (&gamma)[ANDERSON_DEPTH]) {
     float h[OLD], s = now.dot[OLD] * (1 + NARROW_RIDGE), last = now.rhs, finite = 0;
     UNROLLED (int i = 0; i < OLD; i++) {
         h[i] = 0;
@@ -73,5 +73,5 @@ FN void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
         finite += gamma[i];
     }
     finite += gamma[OLD];
-    UNROLLED (int i = 0; i < MEMORY; i++) gamma[i] = isfinite(finite) ? gamma[i] : 0;
+    UNROLLED (int i = 0; i < ANDERSON_DEPTH; i++) gamma[i] = isfinite(finite) ? gamma[i] : 0;
 }

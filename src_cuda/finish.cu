@@ -1,6 +1,6 @@
 // The O(n) half of a pass in a launch of its own, after the row half of portable.cu: a cooperative launch with at most
 // one block a multiprocessor. The blocks post to each other as in iterate.cu.
-// Options: STORE, KL_COLS, MEMORY; POINTS, POINTS_NARROW and SPARSE as in portable.cu.
+// Options: STORE, KL_COLS, ANDERSON_DEPTH; POINTS, POINTS_NARROW and SPARSE as in portable.cu.
 #define PERSISTENT 0
 #define STAGE 0
 typedef double column_total;

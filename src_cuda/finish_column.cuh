@@ -17,8 +17,8 @@ enum {
     MAX_F,
     MAX_MINUS,
     SUM_DOT, // a column's own values end here; the others are products with its differences
-    SUM_RHS = SUM_DOT + MEMORY,
-    USED = SUM_RHS + MEMORY // used, of VALUES
+    SUM_RHS = SUM_DOT + ANDERSON_DEPTH,
+    USED = SUM_RHS + ANDERSON_DEPTH // used, of VALUES
 };
 
 #define STRIP (VALUES == 32 ? 64 : 32) // columns summed at once: 11 and 13 KB of values
@@ -88,7 +88,7 @@ FN int column_threads(const State &S) { return S.share < LINE ? (int)S.share : L
 
 FN void load_differences(const State &S, const double *from, int depth, Column &c) {
     const int first = partner() * OWN_DIFFERENCES, count = c.held >= 0 ? depth - first : 0;
-    const double *at = from + own_copy(S) * MEMORY + first * S.n + c.held;
+    const double *at = from + own_copy(S) * ANDERSON_DEPTH + first * S.n + c.held;
     UNROLLED (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n) c.d[i] = i < count ? *at : 0;
 }
 
@@ -198,7 +198,7 @@ FN double held_step(Finish &F, const Column &c) {
 // Sweep 2, one column: differences, the next x and the data of the column for the next pass. Returns the next v.
 FN double advance_column(const State &S, const Finish &F, const Column &c, double step, double &B, double &scale) {
     const Progress &p = F.p;
-    const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
+    const int64_t own = own_copy(S), at = own + c.j, old = own * ANDERSON_DEPTH + c.j;
     const int slot = (int)p.slot;
     const double f = c.f + p.common, G = c.G + p.common;
     double x = c.image;

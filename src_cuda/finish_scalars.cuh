@@ -110,7 +110,7 @@ FN void coarse_step(const State &S, Finish &F, bool keep) {
 // The scalar work between the sweeps; every block does it on the same numbers, the weights beside the rest.
 FN void finish_scalars(const State &S, Finish &F) {
     const int warp = threadIdx.x / 32, slot = (int)F.p.head, depth = new_depth(&S.limits, &F.p);
-    const bool weights = S.limits.memory > 0 && F.p.have > 0;
+    const bool weights = S.limits.anderson_depth > 0 && F.p.have > 0;
     __syncthreads();
     if (warp < 2) {
         const Translation move = F.move;

@@ -196,9 +196,9 @@ FN void copy_vectors(const State &S) {
         S.image[own + j] = S.image[j];
         S.residual[own + j] = S.residual[j];
     }
-    for (int j = threadIdx.x; j < MEMORY * S.ld; j += blockDim.x) {
-        S.dF[own * MEMORY + j] = S.dF[j];
-        S.dG[own * MEMORY + j] = S.dG[j];
+    for (int j = threadIdx.x; j < ANDERSON_DEPTH * S.ld; j += blockDim.x) {
+        S.dF[own * ANDERSON_DEPTH + j] = S.dF[j];
+        S.dG[own * ANDERSON_DEPTH + j] = S.dG[j];
     }
 }
 

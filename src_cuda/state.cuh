@@ -6,15 +6,15 @@
 
 #include "common/rules.h"
 
-#ifndef MEMORY
-#define MEMORY 5 // largest number of Anderson differences: 5, or 20 if a pass takes long beside them
+#ifndef ANDERSON_DEPTH
+#define ANDERSON_DEPTH 5 // largest number of Anderson differences: 5, or 20 if a pass takes long beside them
 #endif
 #define MOST_MEMORY 20
-#pragma option OWN_DIFFERENCES 5            // of a thread
-#define PARTNERS (MEMORY / OWN_DIFFERENCES) // threads that share the differences of a column
-#define VALUES (MEMORY > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
-#define COARSE (MEMORY > 5)                 // 1: steps can be corrected cluster by cluster
-#define CLUSTERS 64                         // most clusters of rows, and of columns
+#pragma option OWN_DIFFERENCES 5                    // of a thread
+#define PARTNERS (ANDERSON_DEPTH / OWN_DIFFERENCES) // threads that share the differences of a column
+#define VALUES (ANDERSON_DEPTH > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
+#define COARSE (ANDERSON_DEPTH > 5)                 // 1: steps can be corrected cluster by cluster
+#define CLUSTERS 64                                 // most clusters of rows, and of columns
 #define POSTS (VALUES + COARSE * CLUSTERS)
 #define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
 #define BLOCKS 256       // most blocks of a cooperative launch
@@ -36,7 +36,7 @@ struct Coarse {
         *first;             // cluster of each column; the rows by cluster, and where each cluster's rows begin
     double *share;          // n: each column's share of the column sums of its cluster
     double *matrix;         // the correction, a row a cluster; then the clusters' column sums
-    double *mean, *mean_dF; // one a cluster: R F of the last pass; MEMORY of them: R dF
+    double *mean, *mean_dF; // one a cluster: R F of the last pass; ANDERSON_DEPTH of them: R dF
     double *sums, *blocks;  // clusters x ld: plan between clusters of rows and columns, or clusters of these
 };
 
@@ -69,7 +69,7 @@ struct State {
     double *x_next, *v_scale; // copies of n: next log v + shift; v relative to K
     float *narrow_v;          // copies of ld: v_scale in float32
     double *image, *residual; // copies of n: last G(x) and G(x) - x, G with the shift as x
-    double *dF, *dG;          // copies of MEMORY x n: differences of residuals and images
+    double *dF, *dG;          // copies of ANDERSON_DEPTH x n: differences of residuals and images
     double *work;             // 2 n, portable: G(x) - x and G(x) of this pass, before the translation
     double *sums;             // 3 x ld, used in turn: K^T u (float32 where SHORT_SUMS)
     double *total;            // ld + SCALARS: K^T u and the row scalars of a pass in two halves, to be reduced

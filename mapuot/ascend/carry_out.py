@@ -262,7 +262,7 @@ def describe(
     if skip and skip.corrections:
         more.append("corrected by groups of points")
     for x in own[len(first) :]:
-        more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.memory == 0))
+        more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.anderson_depth == 0))
     if shares := [x.share for x in done if x.share]:
         more.append(f"{100 * max(shares):.2g} % of the pairs kept" + f" in {len(shares)} stages" * (len(shares) > 1))
     more += newton_words(run.products, run.factors)

@@ -157,7 +157,7 @@ class Groups:
     def correct(self) -> Any:
         """The method ``corrected``; None where it does not help: other penalties, no extrapolation, too wide groups."""
         sides = self.problem.rows, self.problem.cols
-        serves = self.options.memory > 0 and max(self.units) > 1 and self.wide <= GROUPS.most_spread
+        serves = self.options.anderson_depth > 0 and max(self.units) > 1 and self.wide <= GROUPS.most_spread
         if serves and all(side.logarithmic for side in sides):
             return self.corrected
         return None

@@ -17,7 +17,7 @@ import numpy as np
 from ..backends import Options, Stats, load
 from ..backends.kernel import StaleError, largest_of
 from ..backends.rules import Judge, plan_error
-from ..contract import LEAST_MASS, Backend, memory_of
+from ..contract import LEAST_MASS, Backend, anderson_depth_of
 from ..outcome import after_last_change, after_late_certificate
 from ..penalties import F64
 
@@ -89,7 +89,9 @@ class Ascent:
 
     def __init__(self, body: Any, options: Options) -> None:
         self.body, self.options, self.reads, self.coarse, self.number = body, options, body.reads, body.coarse, 0
-        self.history = load("cpu" if body.xp is np else "cuda").history(memory_of(DEPTH, body.width, 8), body.ends)
+        self.history = load("cpu" if body.xp is np else "cuda").history(
+            anderson_depth_of(DEPTH, body.width, 8), body.ends
+        )
         floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
         self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=body.reg, narrow_floor=floor)
         self.alone = body.alone

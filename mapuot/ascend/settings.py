@@ -25,8 +25,8 @@ class StageSettings(Settings):
     most_together: int = 60  # passes of one potential before ordinary ones; where it works, 2 to 12 are enough
     least_patience: int = 250  # passes at least before Newton's steps with a factor, of a small max_passes
     inner_share: float = 0.6  # of tol, for the kept pairs; the rest is for the skipped pairs
-    # Up to this size of the smaller side a GPU makes no products between hard sides: at 5000 points a step with a factor
-    # takes 11 ms, a product .4 ms (H200), and the ratio grows as the size.
+    # Up to this size of the smaller side a GPU makes no products between hard sides: at 5000 points a step with a
+    # factor takes 11 ms, a product .4 ms (H200), and the ratio grows as the size.
     most_without_products: int = 8192
     far_median: float = 30.0  # "auto" skips no pairs if median cost / reg is below this: most pairs matter
 

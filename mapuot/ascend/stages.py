@@ -36,7 +36,7 @@ class Stage(NamedTuple):
     reg: float
     tol: float  # certified error that ends it
     storage: str  # type of K's entries
-    memory: int  # most differences of Anderson's step
+    anderson_depth: int  # most differences of Anderson's step
     most: int  # limit on the passes of the whole solve at the end of this stage
     after: tuple[str, ...]  # statuses that start this stage
     begin: str  # "start": given potentials; "zeros": cold, over all pairs; "here": potentials of the last stage
@@ -50,11 +50,11 @@ class Stage(NamedTuple):
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
-        own = self.tol, self.storage, self.memory, self.symmetric
-        if own == (asked.tol, asked.precision, asked.memory, asked.symmetric):
+        own = self.tol, self.storage, self.anderson_depth, self.symmetric
+        if own == (asked.tol, asked.precision, asked.anderson_depth, asked.symmetric):
             return asked
-        tol, storage, memory, symmetric = own
-        return dataclasses.replace(asked, tol=tol, precision=storage, memory=memory, symmetric=symmetric)
+        tol, storage, depth, symmetric = own
+        return dataclasses.replace(asked, tol=tol, precision=storage, anderson_depth=depth, symmetric=symmetric)
 
 
 class Route(NamedTuple):
@@ -97,7 +97,7 @@ def one_potential(options: Options, problem: Common, symmetric: Any, backend: Ba
     """
     if symmetric not in (None, True, False):
         raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
-    if symmetric is False or (symmetric is None and not options.memory):
+    if symmetric is False or (symmetric is None and not options.anderson_depth):
         return options
     m, n = problem.shape
     if symmetric is None and problem.rows.ranks.size == 1 and (m != n or problem.cost.lopsided):
@@ -105,7 +105,7 @@ def one_potential(options: Options, problem: Common, symmetric: Any, backend: Ba
     if not backend.has_one_potential:
         serves: str | None = "backend"
     else:
-        serves = None if options.memory else "method"
+        serves = None if options.anderson_depth else "method"
     unlike = serves or problem.unlike(backend)
     if unlike and symmetric:
         raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
@@ -127,7 +127,9 @@ def keeps_pairs(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether passes over kept pairs apply to this problem, and pay."""
     cost = problem.cost
     whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
-    quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
+    quick = (
+        problem.rows.logarithmic and problem.cols.logarithmic and options.anderson_depth > 0 and not options.symmetric
+    )
     quick = quick and not problem.balanced  # kept pairs may form separate parts with unequal masses
     return whole and quick and cost.size > STAGES.kept_entries and backend.keeps_pairs(problem)
 
@@ -140,7 +142,7 @@ def stages(
     Where Newton's steps with a factor may follow, passes and products are few. On a GPU there are no products between
     hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
     """
-    reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
+    reg, tol, storage, depth = problem.reg, options.tol, options.precision, options.anderson_depth
     found = climb(problem, options, most // 2)
     begin, leave = "zeros", math.inf
     if found:
@@ -152,22 +154,22 @@ def stages(
     own = []
     if found and reg < small and keeps_pairs(problem, options, backend):
         found = [stage._replace(kept=stage.reg < small) for stage in found]
-        own = [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)]
-    found += [*own, Stage(reg, tol, storage, memory, most, UNDONE, begin)]
+        own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, "here", kept=True)]
+    found += [*own, Stage(reg, tol, storage, depth, most, UNDONE, begin)]
     if options.symmetric:
-        found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))
+        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, "here", leave))
         together = min(most, STAGES.most_together)
-        found.insert(0, Stage(reg, tol, storage, memory, together, UNDONE, "start", symmetric=True))
+        found.insert(0, Stage(reg, tol, storage, depth, together, UNDONE, "start", symmetric=True))
     elif warm or skips:
-        found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "start", leave))
+        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, "start", leave))
         found[:0] = own * (skips and not warm)
-    kinks = memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
+    kinks = depth > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
         found.append(Stage(reg, tol, storage, 0, most, STALLED, "here"))
     wider = escalate and storage == "float32" and not problem.cost.wide
     if wider:
         after = FAILED if kinks or factors else NO_ANSWER
-        found.append(Stage(reg, tol, "float64", memory, most, after, "here"))
+        found.append(Stage(reg, tol, "float64", depth, most, after, "here"))
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
@@ -175,7 +177,7 @@ def stages(
         finest = "float64" if wider else storage
         demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
         vanished: tuple[str, ...] = FAILED if demands else ()  # else a plan may have less mass than float64 holds
-        steps = Stage(reg, tol, finest, memory, most, (*STALLED, *vanished), "here", factored=True)
+        steps = Stage(reg, tol, finest, depth, most, (*STALLED, *vanished), "here", factored=True)
         found.append(steps._replace(patience=found[-1].patience))
     return tuple(found)
 
@@ -200,7 +202,7 @@ def before_steps(
 def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether Newton's steps with a factor may follow stalled passes."""
     cost = problem.cost
-    known = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1 and options.memory > 0
+    known = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1 and options.anderson_depth > 0
     if not known or min(problem.shape) > backend.most_factored:
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):
@@ -214,7 +216,7 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     With one potential, the range of M stands in for its extent: larger regs are seldom needed then, and computing the
     extent takes a tenth of a solve.
     """
-    if not options.memory:
+    if not options.anderson_depth:
         return []
     regs = larger_regs(problem.M_max - problem.M_min, problem.reg)
     if regs and not options.symmetric:
@@ -222,7 +224,7 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     if not regs:
         return []
     tol = max(options.tol, STAGES.balanced_tol if problem.balanced else STAGES.coarse_tol)
-    return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
+    return [Stage(reg, tol, options.precision, options.anderson_depth, most, UNDONE, "here") for reg in regs]
 
 
 def larger_regs(spread: float, reg: float) -> list[float]:
@@ -241,7 +243,7 @@ def ladder(options: Options, most: int) -> list[tuple[float, float, float, float
     """List the stages of a plain problem for every range of M: records that src_c/solve.c reads, see mapuot.h."""
     coarse, balanced = (max(options.tol, tol) for tol in (STAGES.coarse_tol, STAGES.balanced_tol))
     own = (1.0, options.tol, options.tol, -math.inf, most, False)
-    if not options.memory:
+    if not options.anderson_depth:
         return [own]
     together = (1.0, options.tol, options.tol, math.inf, min(most, STAGES.most_together), True)
     return [together, *((reg, coarse, balanced, least, most // 2, False) for reg, least in rungs()), own]
@@ -268,7 +270,7 @@ def turned(problem: Common, options: Options) -> bool:
 
     Every pass meets the row marginal exactly, so that after the swap the gap alone certifies the plan.
     """
-    return options.memory > 0 and problem.cols.penalty == "balanced" != problem.rows.penalty
+    return options.anderson_depth > 0 and problem.cols.penalty == "balanced" != problem.rows.penalty
 
 
 def has_long_rows(cost: Cost, backend: Backend) -> bool:
@@ -282,7 +284,7 @@ def may_turn(problem: Problem, options: Options, given: tuple[bool, bool]) -> bo
 
     Hard rows stay rows, since only the row marginal is exact. A start of log v alone (a checkpoint) is not swapped.
     """
-    return options.memory > 0 and not problem.rows.demands and (given[0] or not given[1])
+    return options.anderson_depth > 0 and not problem.rows.demands and (given[0] or not given[1])
 
 
 def nats_of(problem: Problem, saves: bool, least: int) -> float | None:

@@ -78,7 +78,7 @@ class Coarse:
 
     settings: CoarseSettings = COARSE
 
-    def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
+    def __init__(self, workspace: Any, problem: Problem, depth: int) -> None:
         self.workspace = weakref.proxy(workspace)  # a cycle would keep M until it is collected
         self.problem = problem
         self.passes, self.dropped = 0, 0
@@ -87,7 +87,7 @@ class Coarse:
         rho_a = problem.rows.scalar_rho
         rho_b = problem.cols.scalar_rho
         at_hand = problem.cost.operator in ("tiles", "points")
-        self.wanted = memory > 0 and at_hand and not workspace.options.symmetric
+        self.wanted = depth > 0 and at_hand and not workspace.options.symmetric
         if rho_a is None or rho_b is None:
             self.wanted = False
         elif self.wanted:

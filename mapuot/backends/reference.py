@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .. import penalties
-from ..contract import LEAST_MASS, Backend, Options, Stats, memory_of
+from ..contract import LEAST_MASS, Backend, Options, Stats, anderson_depth_of
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import EXPONENT_ROUNDING, Problem
@@ -123,9 +123,9 @@ class ReferenceWorkspace:
         self.best_error = np.inf
         self.since_best = 0
         itemsize = {"float64": 8, "float32": 4}[options.precision]
-        memory = memory_of(options.memory, problem.shape[0], itemsize)
-        self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
-        self.coarse = Coarse(self, problem, memory)
+        depth = anderson_depth_of(options.anderson_depth, problem.shape[0], itemsize)
+        self.history: deque[tuple[F64, F64]] = deque(maxlen=depth + 1)
+        self.coarse = Coarse(self, problem, depth)
         self.matrix: F64 | None = None  # matrix of the coarse correction
         self.extrapolated, self.dropped = False, 0
         if options.symmetric:
@@ -343,7 +343,7 @@ class ReferenceWorkspace:
             self.best_dual = dual
         self.history.append((residual, image))
         self.next_log_v, self.extrapolated, left = image, False, residual
-        if self.options.memory and len(self.history) > 1:
+        if self.options.anderson_depth and len(self.history) > 1:
             self.next_log_v, left = self.extrapolate(active)
             self.extrapolated = True
         if self.matrix is not None:

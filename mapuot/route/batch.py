@@ -95,7 +95,7 @@ class BatchRun:
         most = self.max_passes
         if symmetric and not leaves:
             most = min(most, STAGES.most_together)
-        step = max(1, engine.chunk_bytes // engine.bytes_each(task, options.memory, dtype))
+        step = max(1, engine.chunk_bytes // engine.bytes_each(task, options.anderson_depth, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]

@@ -157,7 +157,7 @@ def read_on_device(call: Call, reg: float, rho: tuple[float, float], options: Op
             cols = dataclasses.replace(cols, weight=cols.weight * factor)
     if type(M) is PointCloud:
         cost: Any = FormedCosts(cost_of(M), *backend.formed(cost_of(M)))  # `place_of` found that it may be formed
-        if cost.cloud.alone and options.memory and rows.alike(cols):
+        if cost.cloud.alone and options.anderson_depth and rows.alike(cols):
             options = dataclasses.replace(options, symmetric=True)
     else:
         cost = Dense(backend.asarray(M))

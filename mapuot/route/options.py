@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import MEMORY, SMALL_ENTRIES, Options
+from ..contract import ANDERSON_DEPTHS, SMALL_ENTRIES, Options
 from ..problem.validate import as_pair, as_positive, as_threads
 
-METHODS = {  # name: (translation, Anderson memory, in place)
-    "auto": (True, MEMORY[1], False),
+METHODS = {  # name: (translation, Anderson depth, in place)
+    "auto": (True, ANDERSON_DEPTHS[1], False),
     "translation_invariant": (True, 0, False),
     "sinkhorn": (False, 0, False),
     "map-uot": (False, 0, True),
@@ -42,7 +42,7 @@ def make_options(
     method: str, precision: str, tol: Any, tol_gap: Any, threads: Any, schedule: str = "auto", made: bool = False
 ) -> Options:
     """Make the options of a solve; ``made``: no K is stored, so float32 does not limit the accuracy."""
-    translate, memory, in_place = METHODS[method]
+    translate, depth, in_place = METHODS[method]
     tol = as_positive(tol, "tol")
     if tol_gap is None:
         tol_gap = -1.0
@@ -53,7 +53,7 @@ def make_options(
             precision = "mixed"
         else:
             precision = "float64"
-    return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
+    return Options(translate, depth, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:

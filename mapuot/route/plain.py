@@ -44,7 +44,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     """
     backend, cost, a, b, reg, rho, options, _ = plain
     m, n = cost.shape
-    turns = options.memory > 0 and rho[0] < rho[1] == math.inf
+    turns = options.anderson_depth > 0 and rho[0] < rho[1] == math.inf
     if options.threads not in (None, 1) or turns:
         return Start()
     begun = time.perf_counter()

@@ -106,7 +106,7 @@ FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, dou
 }
 
 FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p) {
-    return (int)(p->depth < limits->memory && p->head == p->depth ? p->depth + 1 : p->depth);
+    return (int)(p->depth < limits->anderson_depth && p->head == p->depth ? p->depth + 1 : p->depth);
 }
 
 FN void forget(mapuot_progress *p) { p->depth = p->head = p->have = p->extrapolated = 0; }
@@ -125,12 +125,12 @@ FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *ou
         return;
     }
     p->best_dual = p->extrapolated > 0 ? fmax(p->best_dual, out->dual) : out->dual;
-    p->step = limits->memory > 0 && p->have > 0;
+    p->step = limits->anderson_depth > 0 && p->have > 0;
     p->extrapolated = p->step > 0 || p->coarse > 0;
     if (p->step > 0) {
         p->depth = new_depth(limits, p);
         p->slot = p->head;
-        p->head = p->head + 1 < limits->memory ? p->head + 1 : 0;
+        p->head = p->head + 1 < limits->anderson_depth ? p->head + 1 : 0;
     }
     p->have = 1;
 }

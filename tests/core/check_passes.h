@@ -35,7 +35,7 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
     }
 }
 
-static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory, int threads) {
+static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int anderson_depth, int threads) {
     const int64_t np = padded(n);
     mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype};
     state.limits = (mapuot_limits){
@@ -52,10 +52,10 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
     state.sums = vector(np + SCALARS, 0);
     state.partial = vector(threads * (np + SCALARS), 0);
     state.work = vector(3 * np, 0);
-    state.history = vector(mapuot_history(memory, n), 0);
+    state.history = vector(mapuot_history(anderson_depth, n), 0);
     for (int64_t k = 0; k < 3 * np; k++) state.work[k] = 0.0;
-    for (int64_t k = 0; k < (2 * memory + 2) * np; k++) state.history[k] = uniform(-1, 1);
-    state.limits.memory = memory;
+    for (int64_t k = 0; k < (2 * anderson_depth + 2) * np; k++) state.history[k] = uniform(-1, 1);
+    state.limits.anderson_depth = anderson_depth;
     return state;
 }
 

@@ -32,8 +32,8 @@ def make_problem(case):
     )  # fmt: skip
 
 
-def options(dtype="float64", threads=1, translate=True, memory=5, in_place=False):
-    return Options(translate, memory, in_place, dtype, tol=1e-300, tol_gap=-1.0, threads=threads)
+def options(dtype="float64", threads=1, translate=True, anderson_depth=5, in_place=False):
+    return Options(translate, anderson_depth, in_place, dtype, tol=1e-300, tol_gap=-1.0, threads=threads)
 
 
 def compare_passes(case, passes, tol, **keywords):
@@ -79,7 +79,7 @@ def test_row_pass_and_finish_pass(isa, dtype):
         one = (case, with_zeros(case), with_forbidden(case))[k % 3]
         keywords = {"dtype": dtype, "threads": threads, "translate": k % 2 == 0}
         compare_passes(one, 1 + 2 * (k % 4 == 0), 100 * DTYPES[dtype] if k % 4 == 0 else DTYPES[dtype], **keywords)
-        keywords |= {"translate": False, "memory": 0, "in_place": True}
+        keywords |= {"translate": False, "anderson_depth": 0, "in_place": True}
         compare_passes(case, 2, DTYPES[dtype], **keywords)
 
 
@@ -91,7 +91,7 @@ def test_passes_by_penalty(isa, penalty):
             if penalty == "mixed":  # some points balanced, some not
                 reg_m, kind = (np.where(np.arange(shape[sides]) % 2, np.inf, 0.5), 0.9), ("kl", "kl")
             case = clouds(*shape, reg=0.2, reg_m=reg_m[:: 1 - 2 * sides], penalty=kind[:: 1 - 2 * sides])
-            compare_passes(with_zeros(case), 2, 1e-9, memory=0)
+            compare_passes(with_zeros(case), 2, 1e-9, anderson_depth=0)
 
 
 # ---- streams over M ----

@@ -27,7 +27,7 @@ def way(case, method="auto", precision="auto", tol=1e-6, **given):
 
 
 def told(found):
-    return [(stage.begin, round(stage.reg, 9), stage.storage, stage.memory > 0) for stage in found.stages]
+    return [(stage.begin, round(stage.reg, 9), stage.storage, stage.anderson_depth > 0) for stage in found.stages]
 
 
 def test_larger_regs():

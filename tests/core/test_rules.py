@@ -463,7 +463,7 @@ def test_when_float32_passes_give_way(stats, state, known, scale, wide, status):
 
 
 def test_guard_drops_steps_that_lower_the_dual_value():
-    judge = Judge(tol=1e-6, memory=5)
+    judge = Judge(tol=1e-6, anderson_depth=5)
     assert not judge.settle(1.0, 1.0)
     assert not judge.settle(2.0, 1.0)
     assert judge.progress.extrapolated
@@ -478,7 +478,7 @@ def test_guard_drops_steps_that_lower_the_dual_value():
 
 def test_guard_compares_with_the_best():
     """A fall in many small steps counts as a fall."""
-    judge, dual = Judge(tol=1e-6, memory=5), 1.0
+    judge, dual = Judge(tol=1e-6, anderson_depth=5), 1.0
     assert not judge.settle(dual, 1.0)
     found = [judge.settle(1.0 - k * 0.8e-13, 1.0) for k in range(3)]
     assert found == [False, False, True]
@@ -486,7 +486,7 @@ def test_guard_compares_with_the_best():
 
 def test_differences_fill_a_ring():
     """Each accepted pass behind the first keeps a difference, in turn; a dropped step empties the ring."""
-    known, p, out = limits(memory=3), progress(), record("stats", mass=1.0)
+    known, p, out = limits(anderson_depth=3), progress(), record("stats", mass=1.0)
     seen = []
     for dual in range(9):
         out["dual"] = dual
@@ -500,7 +500,7 @@ def test_differences_fill_a_ring():
     assert [p[name].item() for name in ("step", "slot", "depth", "head", "have")] == [lib.MAPUOT_GO_BACK, -1, 0, 0, 0]
     none = progress()
     for _ in range(2):
-        rule("settle", limits(memory=0), none, out)
+        rule("settle", limits(anderson_depth=0), none, out)
     assert [none[name].item() for name in ("step", "slot", "depth", "extrapolated")] == [image, -1, 0, 0]
 
 

@@ -26,8 +26,8 @@ def passes(n: int, precision: str, narrow: bool, in_place: bool = False) -> None
     rows = 2 * 16 * 4 * (7 if n <= 1024 else 3)  # of blocks, warps and rows of a tile
     M = cp.random.default_rng(0).random((rows, n), dtype=np.float32)
     problem = Problem.from_arrays(M, np.full(rows, 1 / rows), np.full(n, 1.2 / n), 0.1, 1.0, "kl", "product", cuda)
-    memory = 0 if in_place else 5
-    workspace = cuda.workspace(problem, Options(True, memory, in_place, precision, 1e-13, -1.0, None))
+    anderson_depth = 0 if in_place else 5
+    workspace = cuda.workspace(problem, Options(True, anderson_depth, in_place, precision, 1e-13, -1.0, None))
     workspace.state["limits"]["finer"] = 0
     workspace.progress["narrow"] *= narrow
     workspace.absorb(np.zeros(n))

@@ -79,8 +79,8 @@ def test_a_dual_value_counts_what_large_potentials_round(own):
 def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
     """float64 passes equal the oracle's with as many Anderson differences; more differences take fewer passes."""
     M, A, B = batch_of((60, 50), 1.5, False)
-    monkeypatch.setattr(cuda_batch, "BATCH_MEMORY", depth)
-    monkeypatch.setattr("mapuot.backends.reference.memory_of", lambda most, m, itemsize: depth)
+    monkeypatch.setattr(cuda_batch, "BATCH_DEPTH", depth)
+    monkeypatch.setattr("mapuot.backends.reference.anderson_depth_of", lambda most, m, itemsize: depth)
     result = solve_batch(M, A, B, reg=4e-3, reg_m=1.0, backend="cuda", precision="float64", tol=1e-9)
     for i in range(len(A)):
         right = solve(M, A[i], B[i], reg=4e-3, reg_m=1.0, backend="reference", precision="float64", tol=1e-9)

@@ -45,11 +45,23 @@ def weighted(m, n, seed=0, mass=1.3):
 
 
 def run(
-    module, M, a, b, reg, reg_m, penalty, precision, passes, memory=5, translate=True, where="product", exact=False
+    module,
+    M,
+    a,
+    b,
+    reg,
+    reg_m,
+    penalty,
+    precision,
+    passes,
+    anderson_depth=5,
+    translate=True,
+    where="product",
+    exact=False,
 ):
     """Return (stats, potentials, marginals) after that many passes."""
     problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
-    workspace = module.workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
+    workspace = module.workspace(problem, Options(translate, anderson_depth, False, precision, 1e-13, -1.0, None))
     if module is cuda:
         workspace.state["limits"]["finer"] = 0  # the storage asked for to the end
         if exact:
@@ -140,7 +152,7 @@ def test_spread_rows_equal_the_oracle(spread, precision, shape, narrow):
 
 def test_deep_memory_equals_the_oracle(path):
     """Run with twenty differences, four threads a column, and enough passes to replace the oldest difference."""
-    found, expected = check_passes((400, 530), "float64", False, 25, reg=0.01, memory=20)
+    found, expected = check_passes((400, 530), "float64", False, 25, reg=0.01, anderson_depth=20)
     assert not any(stat.rejected for stat in expected[0] + found[0])
     for x, y in zip(found[0], expected[0], strict=True):
         np.testing.assert_allclose(x.error, y.error, rtol=1e-5, atol=1e-10)
@@ -212,8 +224,8 @@ def test_corrected_solves_are_certified(path, precision, where, corrected):
 )  # fmt: skip
 def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass, count):
     """Every penalty equals the oracle, also for masses far apart in first passes, where the translation is large."""
-    memory = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
-    check_passes((128, 66), "float64", False, count, 0.1, reg_m, penalty, mass, memory=memory)
+    anderson_depth = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
+    check_passes((128, 66), "float64", False, count, 0.1, reg_m, penalty, mass, anderson_depth=anderson_depth)
 
 
 @pytest.fixture

@@ -32,12 +32,16 @@ def usage(name, arch, options, cuda):
 
 def persistent(dtype, ld, narrow, kl=True, **more):
     """Return the options of the passes over such a K in one launch."""
-    shape, held = kernels.shape_for(ld, dtype, bool(narrow)), kernels.MEMORY[ld > kernels.SHALLOW_COLUMNS]
-    return kernels.shape_options(shape, dtype, (kl, kl), **({"NARROW": narrow, "MEMORY": held, "ORDERED": 0} | more))
+    shape, held = kernels.shape_for(ld, dtype, bool(narrow)), kernels.ANDERSON_DEPTHS[ld > kernels.SHALLOW_COLUMNS]
+    return kernels.shape_options(
+        shape, dtype, (kl, kl), **({"NARROW": narrow, "ANDERSON_DEPTH": held, "ORDERED": 0} | more)
+    )
 
 
 def portable(dtype, shape, kl=True, **more):
-    return kernels.shape_options(kernels.Shape(*shape), dtype, (kl, kl), **({"MEMORY": kernels.MEMORY[1]} | more))
+    return kernels.shape_options(
+        kernels.Shape(*shape), dtype, (kl, kl), **({"ANDERSON_DEPTH": kernels.ANDERSON_DEPTHS[1]} | more)
+    )
 
 
 def points(narrow, form, dim, **more):
@@ -97,12 +101,12 @@ CASES = {
     "wide passes of older GPUs": ("iterate.cu", persistent("float32", 6144, 0, BULK=0), {"iterate": (BLOCK, 200)}),
     "passes over pairs": (
         "iterate.cu",  # spilled registers are read again once a row or once a pass, not once an entry
-        portable("float32", (16, 8, 2), MEMORY=20, SPARSE=1, SHORT_INDEX=1, HELD=1, OWN_DIFFERENCES=10),
+        portable("float32", (16, 8, 2), ANDERSON_DEPTH=20, SPARSE=1, SHORT_INDEX=1, HELD=1, OWN_DIFFERENCES=10),
         {"iterate_pairs": (BLOCK, 800)},
     ),
     "steps between them": (  # of a cluster; of all blocks the same spills
         "iterate.cu",
-        portable("float64", (16, 8, 2, 8), MEMORY=5, SPARSE=1, SHORT_INDEX=1, HELD=1, LEAPS=1),
+        portable("float64", (16, 8, 2, 8), ANDERSON_DEPTH=5, SPARSE=1, SHORT_INDEX=1, HELD=1, LEAPS=1),
         {"iterate_pairs": (BLOCK, 500)},
     ),
     "portable": (
@@ -111,7 +115,7 @@ CASES = {
     ),
     "finish": finish(portable("float32", (16, 16, 1))),
     "in place": ("portable.cu", portable("float32", (16, 16, 1), IN_PLACE=1), {"row_pass": (128, 96)}),
-    "wide rows": ("portable.cu", portable("float32", (8, 8, 4), MEMORY=5), WIDE_ROWS),
+    "wide rows": ("portable.cu", portable("float32", (8, 8, 4), ANDERSON_DEPTH=5), WIDE_ROWS),
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
     "quick powers": ("portable.cu", points(0, 0, 3, QUICK=1), {"point_sums": (128, 0)}),
     "products of float16 pieces": (

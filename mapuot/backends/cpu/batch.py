@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
-from ...contract import SECONDS_A_CALL, SMALL_ENTRIES, BatchEngine, Options, memory_of
+from ...contract import SECONDS_A_CALL, SMALL_ENTRIES, BatchEngine, Options, anderson_depth_of
 from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ...problem.side import Side, largest_log
@@ -47,12 +47,12 @@ class HostBatch:
         np_ = padded(n)
         dtype = options.precision
         itemsize = np.dtype(STORAGE[dtype]).itemsize
-        options = replace(options, memory=memory_of(options.memory, m, itemsize))
+        options = replace(options, anderson_depth=anderson_depth_of(options.anderson_depth, m, itemsize))
         self.ld = lib.mapuot_leading(n, itemsize)
         self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
         self.sums = table(p, np_ + native.SCALARS)
         self.work = table(p, 3 * np_)
-        self.history = table(p, lib.mapuot_history(options.memory, n))
+        self.history = table(p, lib.mapuot_history(options.anderson_depth, n))
         self.states = ffi.new("mapuot_state[]", p)
         self.stats = np.zeros(p, STATS)
         state = self.states[0]
@@ -82,7 +82,9 @@ class HostBatch:
             self.newton = ffi.new("mapuot_newton[]", p)
         else:
             self.newton = ffi.NULL
-        for k in range(p if self.newton and options.memory else 0):  # stalled problems get Newton's steps by a factor
+        for k in range(
+            p if self.newton and options.anderson_depth else 0
+        ):  # stalled problems get Newton's steps by a factor
             self.newton[k].budget = patience(task.shape, task.balanced)
         self.set_constants()
         self.build()
@@ -194,15 +196,15 @@ class HostBatches(BatchEngine):
         fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
         return dtype if fits else None
 
-    def bytes_each(self, task: BatchProblem, memory: int, precision: str) -> int:
+    def bytes_each(self, task: BatchProblem, depth: int, precision: str) -> int:
         m, n = task.shape
         itemsize = np.dtype(STORAGE[precision]).itemsize
         if task.one_cost:
             own = 0
         else:
             own = m * lib.mapuot_leading(n, 8) * itemsize
-        memory = memory_of(memory, m, itemsize)
-        return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
+        depth = anderson_depth_of(depth, m, itemsize)
+        return int(own + 8 * (6 * padded(m) + (2 * depth + 14) * padded(n)))
 
     def workspace(self, task: BatchProblem, options: Options, log_v: F64 | None) -> HostBatch:
         return HostBatch(task, options, log_v)

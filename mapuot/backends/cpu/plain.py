@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._core import ffi, lib
-from ...contract import Options, memory_of
+from ...contract import Options, anderson_depth_of
 from ...penalties import F64
 from ...problem.cost import Dense
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
@@ -108,11 +108,11 @@ def fill_task(
     task.scale_limit = SCALES["scale_limit"]
     task.most_scale = SCALES["most_scale"]
     terms, itemsize = task.terms, np.dtype(STORAGE[options.precision]).itemsize
-    memory = memory_of(options.memory, shape[0], itemsize)
+    depth = anderson_depth_of(options.anderson_depth, shape[0], itemsize)
     terms.tol = options.tol
     terms.tol_gap = options.tol_gap
     terms.translate = options.translate
-    terms.memory = memory
+    terms.anderson_depth = depth
     terms.dtype = DTYPES[options.precision]
     terms.noise = NARROW_NOISE
     return stages
@@ -133,7 +133,7 @@ def fill_terms(terms: Any, shape: tuple[int, int], reg: float, rho: tuple[Any, A
     terms.rho_rows, terms.rho_cols = rho
     soft = [x for x in rho if x < np.inf]
     terms.largest_rho, terms.rho_kl, terms.hard_sides = max(soft, default=0.0), sum(soft), 2 - len(soft)
-    if terms.memory > 0 and max(rho) >= STIFF * reg:
+    if terms.anderson_depth > 0 and max(rho) >= STIFF * reg:
         return patience(shape, min(rho) == np.inf)
     return 0
 

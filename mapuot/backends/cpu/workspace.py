@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...arrays import PAD
-from ...contract import Options, Stats, memory_of
+from ...contract import Options, Stats, anderson_depth_of
 from ...penalties import F64
 from ...problem.problem import Problem
 from ...problem.side import Side
@@ -55,7 +55,7 @@ class HostWorkspace(Workspace):
         self.made = problem.cost.remade or options.precision == "made"
         pairs = problem.cost.operator == "pairs"
         self.dtype = self.storage()
-        memory = memory_of(options.memory, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
+        depth = anderson_depth_of(options.anderson_depth, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
         self.operator = operator or HostOperator(problem.cost, problem.reg, problem.c, problem.ranks, options.threads)
         self.pool = self.operator.pool
@@ -64,7 +64,7 @@ class HostWorkspace(Workspace):
         row_names = names_of(problem.rows)
         col_names = names_of(problem.cols)
         self.sums, self.work, self.history, rows, cols = native.vectors(
-            size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n),
+            size + native.SCALARS, 3 * size, lib.mapuot_history(depth, n),
             len(row_names) * padded(m), len(col_names) * size,
         )  # fmt: skip
         narrow = self.dtype != "float64" and not options.in_place and not pairs
@@ -80,7 +80,7 @@ class HostWorkspace(Workspace):
         state.before = problem.ranks.before(m)
         self.limits, self.progress = state.limits, state.progress
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
-        put(self.limits, SCALES | {"memory": memory})
+        put(self.limits, SCALES | {"anderson_depth": depth})
         put(self.progress, START)
         self.progress.narrow = narrow
         if problem.cost.held:
@@ -94,7 +94,7 @@ class HostWorkspace(Workspace):
             self.narrow_points = None
         if self.limits.finer and not self.made:
             self.operator.open_tile()
-        self.coarse = Coarse(self, problem, memory)
+        self.coarse = Coarse(self, problem, depth)
         self.leaps: Any = None  # record of rough Newton's steps, and its workspace
         self.reach = REACH  # nats that the next rough step may move a column
         self.makes_products = not (self.operator.summed or options.in_place)

@@ -24,7 +24,7 @@ from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
 from . import backend
 from .arrays import FEW, clouds_tables
-from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, small_options
+from .kernels import BATCH_DEPTH, BATCH_KINDS, RECORDS, Job, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # most range(M) / reg for a float32 K without absorbed potentials at the start
@@ -77,7 +77,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     grows = 1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg)
     known["exponent_error"] = grows * rounding
     record["rounding"] = 2 * grows * EXPONENT_ROUNDING  # of log u, too
-    put(known, SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0})
+    put(known, SCALES | {"anderson_depth": min(options.anderson_depth, BATCH_DEPTH), "flush": 0.0})
     record["limits"] = known
     record["k1"] = reg / float(task.rows.rho[0])
     record["fi2"] = 1 / (1 + known["rate_cols"])
@@ -401,7 +401,7 @@ class DeviceBatches(BatchEngine):
         """Tell whether Newton's steps with a factor serve these problems."""
         return min(task.shape) <= backend.most_factored and (not task.several or forms(task))
 
-    def bytes_each(self, task: BatchProblem, memory: int, precision: str) -> int:
+    def bytes_each(self, task: BatchProblem, depth: int, precision: str) -> int:
         """Memory of one problem of a batch on the device, with what is formed and made of a cost of its own."""
         m, n = task.shape
         small = is_small(task)

@@ -20,11 +20,11 @@ from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
 from .launch import TRACE_PASSES
 
 TEAMS = 512  # threads of a block: 8 for each cluster
-MOST_MEMORY = 20
+MOST_DEPTH = 20
 
 
 def words_of(n: int, ld: int) -> dict[str, int]:
-    words = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_MEMORY * CLUSTERS}
+    words = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_DEPTH * CLUSTERS}
     return words | {"sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
 
 
@@ -125,7 +125,7 @@ class DeviceCoarse(Coarse):
         if ranks.size > 1:
             with ranks.adding(self.arrays["matrix"]):
                 pass
-        self.kernel("cluster_means")((MOST_MEMORY + 1,), (TEAMS,), (state, parity))
+        self.kernel("cluster_means")((MOST_DEPTH + 1,), (TEAMS,), (state, parity))
         self.kernel("cluster_matrix")((1,), (TEAMS,), (state, parity, np.float64(self.fi)))
 
     def kernel(self, name: str, cost: Any = np.float64) -> Any:

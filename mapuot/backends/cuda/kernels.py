@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from ...arrays import PAD
-from ...contract import MEMORY, memory_of
+from ...contract import ANDERSON_DEPTHS, anderson_depth_of
 from ...enums import SOURCE
 from .. import records
 
@@ -36,7 +36,11 @@ THREADS, SCALARS, BLOCKS = 512, 7, 256
 # options of points.cuh for kernels that read no coordinates
 ANY_POINTS = {"FORM": 0, "DIM": 1, "KEPT": 0, "QUICK": 0, "TOPS": 0, "MASKED": 0, "SPLIT": 1, "POINT_BLOCKS": 1}
 ANY_POINTS |= {"HALVED": 1}  # adds the kernel of a pass over half of the pairs
-ANY_SIDES = {"KL_ROWS": 1, "KL_COLS": 1, "MEMORY": MEMORY[0]}  # sums between points do not depend on penalties
+ANY_SIDES = {
+    "KL_ROWS": 1,
+    "KL_COLS": 1,
+    "ANDERSON_DEPTH": ANDERSON_DEPTHS[0],
+}  # sums between points do not depend on penalties
 MAX_SLOTS, MAIL = 32, 16  # most slots of a ring; for spread rows, the steps that a mailbox holds
 POSTS, CLUSTERS = 128, 64  # most numbers that a block posts; clusters of a coarse correction
 SPREAD_COLUMNS = 32768  # wider rows are spread
@@ -53,8 +57,8 @@ RING_BEFORE = 4096  # bound on the bytes of shared memory before the ring of fus
 BESIDE = 96  # threads of a block of fused_pass that do not sweep
 UNSET = 0xFFF4FFF400000000  # marks a number that no block has posted yet (common.cuh)
 
-BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
-BATCH_KINDS = 10 + 2 * BATCH_MEMORY  # words for each column
+BATCH_DEPTH = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
+BATCH_KINDS = 10 + 2 * BATCH_DEPTH  # words for each column
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE = RECORDS["State"]
@@ -66,14 +70,16 @@ PASS = records.read("fused_pass.cu")["Pass"]
 PLAIN = records.read("plain.cu")["Plain"]
 
 
-def memory_for(m: int, n: int, itemsize: int) -> int:
+def anderson_depth_for(m: int, n: int, itemsize: int) -> int:
     """Return the Anderson differences that kernels are compiled for: 20, or 5 where more would dominate a pass."""
-    return MEMORY[n > SHALLOW_COLUMNS and memory_of(MEMORY[1], m, itemsize) > MEMORY[0]]
+    return ANDERSON_DEPTHS[
+        n > SHALLOW_COLUMNS and anderson_depth_of(ANDERSON_DEPTHS[1], m, itemsize) > ANDERSON_DEPTHS[0]
+    ]
 
 
-def line(memory: int) -> int:
+def line(depth: int) -> int:
     """Return LINE of finish_column.cuh: columns that a block works on at once."""
-    return THREADS * MEMORY[0] // memory
+    return THREADS * ANDERSON_DEPTHS[0] // depth
 
 
 Job = tuple[str, str, dict[str, int]]  # file, function, options
@@ -247,7 +253,7 @@ def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) 
 
 def finish_job(options: dict[str, int]) -> Job:
     """Return the job of the column half that belongs to row halves of portable.cu with these options."""
-    names = "STORE", "KL_COLS", "MEMORY", "POINTS", "POINTS_NARROW", "SPARSE"
+    names = "STORE", "KL_COLS", "ANDERSON_DEPTH", "POINTS", "POINTS_NARROW", "SPARSE"
     return "finish.cu", "finish", {name: options[name] for name in names if name in options}
 
 

@@ -28,10 +28,10 @@ from .kernels import (
     THREADS,
     Job,
     Shape,
+    anderson_depth_for,
     by_value,
     kernel,
     line,
-    memory_for,
     portable_jobs,
     portable_shape,
     ring_offset,
@@ -58,7 +58,7 @@ class LaunchLayout(NamedTuple):
 
     parts: int
     copies: int
-    memory: int
+    anderson_depth: int
     slab: int
     ordered: bool
 
@@ -209,12 +209,12 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
 
 
 def pass_options(
-    shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int, bulk: bool
+    shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, depth: int, bulk: bool
 ) -> dict[str, int]:  # fmt: skip
     """Return the compiler's options for passes; ``bulk``: the device has bulk copies."""
     words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
     words |= {} if bulk else {"BULK": 0}
-    return shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
+    return shape_options(shape, dtype, kl, NARROW=int(narrow), ANDERSON_DEPTH=depth, **words)
 
 
 def shapes_for(ld: int, dtype: str, bulk: bool) -> tuple[Shape | None, Shape | None]:
@@ -226,9 +226,9 @@ def shapes_for(ld: int, dtype: str, bulk: bool) -> tuple[Shape | None, Shape | N
 
 def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool], bulk: bool) -> list[Job]:
     """List the kernels of passes over such a K on a device that can run the persistent kernel."""
-    memory = memory_for(m, n, ITEMSIZE[dtype])
+    depth = anderson_depth_for(m, n, ITEMSIZE[dtype])
     found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype, bulk))
-    options = [pass_options(shape, dtype, kl, bool(k), memory, bulk) for k, shape in found if shape is not None]
+    options = [pass_options(shape, dtype, kl, bool(k), depth, bulk) for k, shape in found if shape is not None]
     return [("iterate.cu", function, known) for known in options for function in ("iterate", "ring_offset")]
 
 
@@ -236,10 +236,10 @@ class Persistent:
     """A compiled persistent kernel and its grid; ``parts`` is 0 if it does not fit the device."""
 
     def __init__(
-        self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int
+        self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, depth: int
     ) -> None:
         capability, processors, shared = device_limits(cp.cuda.Device().id)
-        options = pass_options(shape, dtype, kl, narrow, memory, capability >= BULK)
+        options = pass_options(shape, dtype, kl, narrow, depth, capability >= BULK)
         self.shape = shape
         self.run = kernel("iterate.cu", "iterate", **options)
         self.options = options
@@ -321,7 +321,7 @@ class Iterate:
         """``beside``: the caller's next kernels, compiled in parallel; portable: use only the portable kernels."""
         self.state, self.most = state, TRACE_PASSES
         (self.m, self.n, ld), self.in_place = shape, in_place
-        self.memory = memory_for(self.m, self.n, ITEMSIZE[dtype])
+        self.anderson_depth = anderson_depth_for(self.m, self.n, ITEMSIZE[dtype])
         self.parity = 0
         self.graphs: dict[int, Any] = {}
         self.begun = False  # have these kernels made passes?
@@ -338,19 +338,19 @@ class Iterate:
 
     @property
     def lie(self) -> LaunchLayout:
-        return LaunchLayout(self.parts, self.copies, self.memory, self.slab, self.ordered)
+        return LaunchLayout(self.parts, self.copies, self.anderson_depth, self.slab, self.ordered)
 
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...], bulk: bool) -> None:
         """Take the two persistent kernels, if they fit."""
         made: list[Persistent | None] = []
         here = cp.cuda.runtime.getDevice(), switches()
         shapes = shapes_for(ld, dtype, bulk)
-        kind = *here, shapes, dtype, kl, self.memory
+        kind = *here, shapes, dtype, kl, self.anderson_depth
         if kind not in READY:
             together([*persistent_jobs(self.m, self.n, dtype, kl, bulk), *beside])
             READY.add(kind)
         for narrow, shape in zip((False, True), shapes, strict=True):
-            lie = self.m, ld, dtype, kl, narrow, self.memory
+            lie = self.m, ld, dtype, kl, narrow, self.anderson_depth
             if shape is None:
                 one = None
             else:
@@ -413,7 +413,7 @@ class Iterate:
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Compile the portable kernels: one read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
-        self.split_columns(min(BLOCKS, self.processors, -(-self.n // line(self.memory))))
+        self.split_columns(min(BLOCKS, self.processors, -(-self.n // line(self.anderson_depth))))
         self.copies = self.slab = 1
         self.most = GRAPH_PASSES
         self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
@@ -422,7 +422,9 @@ class Iterate:
         """Take the portable kernels of this shape; fused: a block covers a row."""
         self.shape = shape
         self.graphs = {}
-        options = shape_options(shape, dtype, kl, MEMORY=self.memory) | ({"IN_PLACE": 1} if self.in_place else {})
+        options = shape_options(shape, dtype, kl, ANDERSON_DEPTH=self.anderson_depth) | (
+            {"IN_PLACE": 1} if self.in_place else {}
+        )
         self.halves = ROW_KERNELS[fused]
         self.take_kernels(options, *self.halves, "gather_sums")
         blocks = self.processors * shape.groups, -(-self.m // shape.R)

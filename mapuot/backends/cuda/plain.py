@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import cupy as cp
 import numpy as np
 
-from ...contract import MEMORY, Options
+from ...contract import ANDERSON_DEPTHS, Options
 from ...problem.cost import Dense
 from ...problem.metrics import METRICS
 from ...problem.points import SquareRounding
@@ -189,7 +189,7 @@ class SolveLaunches:
         numbers |= {"rounding": EXPONENT_ROUNDING, "vanishing": VANISHING, "mass": cols.mass}
         numbers |= {"dual_constant": workspace.dual_constants()[0] + soft}
         numbers |= {"alike": problem.alike and m == n and not symmetric}
-        numbers |= {"posts": POSTS if launch.memory > MEMORY[0] else FEW_POSTS}
+        numbers |= {"posts": POSTS if launch.anderson_depth > ANDERSON_DEPTHS[0] else FEW_POSTS}
         put(self.record, {**addresses, **numbers})
 
     def compile(self, M: Any, dtype: str, kind: Any) -> None:

@@ -102,9 +102,9 @@ def stores_kernel(problem: Problem, options: Options) -> bool:
     return bool(size <= float(cloud.form or 0))
 
 
-def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int, **more: int) -> Job:
+def sums_job(kl: tuple[bool, bool], depth: int, d: int, narrow: bool, form: int, **more: int) -> Job:
     """Return the job of float32 or float64 passes; ``more``: options of src_cuda/points.cuh; default: all pairs."""
-    options = shape_options(Shape(1, 4, 2), "float64", kl, MEMORY=memory)
+    options = shape_options(Shape(1, 4, 2), "float64", kl, ANDERSON_DEPTH=depth)
     options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form}
     if d <= DIM and "DEPTH" not in more:
         options["DIM"] = d
@@ -242,7 +242,7 @@ class PointIterate(Iterate):
         whole = d > DIM or kept or self.masked or tops
         across = self.count * -(-self.count // (8 * most))
         more |= {"HALVED": 1} if self.together and not whole and across <= MOST_ACROSS else {}
-        return sums_job(self.kl, self.memory, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
+        return sums_job(self.kl, self.anderson_depth, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
 
     def takes_wide_products(self, d: int) -> bool:
         """Tell whether float64 passes that expand squares in ``d`` dimensions multiply on tensor cores."""

@@ -11,7 +11,7 @@ import cupy as cp
 import numpy as np
 
 from ...arrays import any_of
-from ...contract import MEMORY, Stats
+from ...contract import ANDERSON_DEPTHS, Stats
 from .. import records
 from ..records import put
 from .arrays import need_memory
@@ -28,7 +28,10 @@ PIECE = 256  # columns of a part that one warp sums
 ROW_SCALARS = 5  # NEXT_B of state.cuh
 BESIDE = 1 << 15  # bytes of shared memory left for other uses
 HELD = 64  # mean entries of a row; with more, the vector that they multiply is kept in shared memory
-OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # by Anderson memory: numbers of differences that a thread may keep
+OWN = {
+    ANDERSON_DEPTHS[0]: (5,),
+    ANDERSON_DEPTHS[1]: (5, 10, 20),
+}  # by Anderson depth: numbers of differences that a thread may keep
 CLUSTER = 8  # blocks of a cluster, which synchronise fastest
 LEAP = ("equation", "y", "vd", "Sd", "mid", "factor", "sums")  # vectors of Leap in state.cuh
 MOST_PRODUCTS = 300  # most products of one Newton's step: MAPUOT_MOST_PRODUCTS
@@ -70,10 +73,10 @@ def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> lis
 
 
 def pair_options(
-    dtype: str, kl: tuple[bool, bool], memory: int, own: int, short: bool = True, held: bool = True, **more: int
+    dtype: str, kl: tuple[bool, bool], depth: int, own: int, short: bool = True, held: bool = True, **more: int
 ) -> dict[str, int]:
     """Return the options of ``iterate_pairs``; own: differences that a thread keeps; held: vectors in shared memory."""
-    options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
+    options = shape_options(Shape(16, 8, 2), dtype, kl, ANDERSON_DEPTH=depth, OWN_DIFFERENCES=own)
     return options | {"SPARSE": 1, "SHORT_INDEX": int(short), "HELD": int(held)} | more
 
 
@@ -84,20 +87,20 @@ class PairPasses(Persistent):
     """
 
     def __init__(
-        self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], memory: int, leaps: bool, cluster: int
+        self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], depth: int, leaps: bool, cluster: int
     ) -> None:
         """``share``: columns of a block; it works on all of them at once, or with ``leaps`` on some."""
         processors, most = device_limits(cp.cuda.Device().id)[1:]
         self.blocks = processors if cluster == 1 else cluster
         sides = pairs.rows, pairs.cols
-        own = next(d for d in OWN[memory] if memory == MEMORY[0] or share * memory <= ALL_THREADS * d)
+        own = next(d for d in OWN[depth] if depth == ANDERSON_DEPTHS[0] or share * depth <= ALL_THREADS * d)
         longest = max(runs.count for runs in sides)
         held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
         if leaps:
             more = {"CLUSTER": cluster, "LEAPS": 1}
         else:
             more = {}
-        options = pair_options(dtype, kl, memory, own, pairs.rows.index.itemsize == 2, held, **more)
+        options = pair_options(dtype, kl, depth, own, pairs.rows.index.itemsize == 2, held, **more)
         self.run = kernel("iterate.cu", "iterate_pairs", **options)
         self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
@@ -139,16 +142,16 @@ class SparseIterate(Iterate):
                 cluster = CLUSTER
             else:
                 cluster = 1
-            self.memory = MEMORY[0] if self.leaps else self.memory
+            self.anderson_depth = ANDERSON_DEPTHS[0] if self.leaps else self.anderson_depth
             self.split_columns(min(cluster if cluster > 1 else self.processors, -(-self.n // SHARE)))
             if self.leaps or self.share <= ALL_THREADS:
-                kind = dtype, kl, self.memory, self.leaps, cluster
+                kind = dtype, kl, self.anderson_depth, self.leaps, cluster
                 self.wide = self.at_once = PairPasses(self.pairs, self.share, *kind)
                 self.persistent, self.most = True, TRACE_PASSES
                 return
-        self.split_columns(min(-(-self.n // line(self.memory)), self.processors))
+        self.split_columns(min(-(-self.n // line(self.anderson_depth)), self.processors))
         self.most = GRAPH_PASSES
-        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
+        options = shape_options(Shape(1, 8, 2), dtype, kl, ANDERSON_DEPTH=self.anderson_depth)
         self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
 
     def set_pairs(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
@@ -193,7 +196,7 @@ class SparseWorkspace(DeviceWorkspace):
         self.dtype = stores[0]
         self.some = 0
         entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + index_bytes(cost.shape) + 8 * (self.problem.c is not None)
-        pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * MEMORY[1]) * self.ld)
+        pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * ANDERSON_DEPTHS[1]) * self.ld)
         need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns
 
     def make_room(self) -> None:

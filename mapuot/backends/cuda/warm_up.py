@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import cupy as cp
 import numpy as np
 
-from ...contract import MEMORY
+from ...contract import ANDERSON_DEPTHS
 from ...problem.metrics import METRICS
 from ..narrow_points import FORMS
 from . import coarse, factored, marginals, plain
@@ -27,7 +27,7 @@ from .kernels import (
     STORES,
     WIDE_SHAPES,
     Job,
-    memory_for,
+    anderson_depth_for,
     portable_jobs,
     portable_shape,
     shape_options,
@@ -48,7 +48,7 @@ BOXES = 32, 64  # points of a box, where pairs are skipped
 PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12288, 16384)  # of an H200; columns of K
 
 
-def point_jobs(d: int, memory: int, wide: bool) -> list[Job]:
+def point_jobs(d: int, depth: int, wide: bool) -> list[Job]:
     """List float32, float64 and balancing kernels of squared distances, over all, half or kept pairs."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
     kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
@@ -67,7 +67,7 @@ def point_jobs(d: int, memory: int, wide: bool) -> list[Job]:
                 part = {"WIDE_CHUNKS": -(-d // WIDE_PIECE)}
             if unit := lie.get("KEPT"):
                 part = {"KEPT": 1, "SPLIT": 32 * sizes_of(d, narrow, False, True)[0] // unit}
-            jobs.append(sums_job(KL, memory, d, narrow, form, **more, **part))
+            jobs.append(sums_job(KL, depth, d, narrow, form, **more, **part))
     return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options), "gather_sums")]
 
 
@@ -81,12 +81,12 @@ def tree_jobs(bulk: bool) -> list[Job]:
     return found
 
 
-def pair_jobs(memory: int, bulk: bool) -> list[Job]:
+def pair_jobs(depth: int, bulk: bool) -> list[Job]:
     """List the kernels of passes over stored pairs with fewer than 65536 rows and columns."""
-    options = [pair_options("float32", KL, memory, own, held=held) for own in OWN[memory] for held in (False, True)]
-    if bulk and memory == MEMORY[0]:  # pairs that may carry mass in a dense M
+    options = [pair_options("float32", KL, depth, own, held=held) for own in OWN[depth] for held in (False, True)]
+    if bulk and depth == ANDERSON_DEPTHS[0]:  # pairs that may carry mass in a dense M
         lies = (1, False), (1, True), (CLUSTER, False)
-        options += [pair_options("float64", KL, memory, memory, held=h, CLUSTER=c, LEAPS=1) for c, h in lies]
+        options += [pair_options("float64", KL, depth, depth, held=h, CLUSTER=c, LEAPS=1) for c, h in lies]
     return [("iterate.cu", "iterate_pairs", each) for each in options]
 
 
@@ -112,8 +112,8 @@ def jobs(capability: int) -> list[Job]:
     found = [job for n in widths for dtype in DTYPES for job in persistent_jobs(n, n, dtype, KL, bulk)]
     for shape in PORTABLE_SHAPES:  # passes of one potential
         if found_shape := portable_shape(shape.width, "float32"):
-            held = memory_for(shape.width, shape.width, 4)
-            options = shape_options(found_shape, "float32", KL, MEMORY=held)
+            held = anderson_depth_for(shape.width, shape.width, 4)
+            options = shape_options(found_shape, "float32", KL, ANDERSON_DEPTH=held)
             found += portable_jobs(options, *ROW_KERNELS[True], "gather_sums")
     for dtype in DTYPES:
         M, cost = SimpleNamespace(dtype=np.dtype(dtype)), int(dtype == "float32")
@@ -124,11 +124,9 @@ def jobs(capability: int) -> list[Job]:
         found.append(("batch_products.cu", "weigh", step_options(dtype)))
         stored = {"COST": cost, "SHORT_INDEX": 1}
         found += [("sparse_stream.cu", "sparse_sums", stored | {"STORE": store}) for store in STORES.values()]
-    for memory in MEMORY:
-        found += pair_jobs(memory, bulk)
-        found += [
-            job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory, capability >= WIDE_PRODUCTS)
-        ]
+    for depth in ANDERSON_DEPTHS:
+        found += pair_jobs(depth, bulk)
+        found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, depth, capability >= WIDE_PRODUCTS)]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
     tables = [("point_tables.cu", "take_points", {"STORE": 0, "COST": cost}) for cost in (0, 1)]

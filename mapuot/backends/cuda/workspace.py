@@ -21,7 +21,7 @@ from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows
 import cupy as cp
 
 from ...arrays import PAD, formula, host, largest
-from ...contract import MEMORY, Options, Stats, memory_of
+from ...contract import ANDERSON_DEPTHS, Options, Stats, anderson_depth_of
 from ...penalties import F64
 from ...problem.mask import MaskedReference
 from ...problem.problem import Problem
@@ -44,8 +44,8 @@ from .kernels import (
     TRACE,
     UNSET,
     Job,
+    anderson_depth_for,
     begin,
-    memory_for,
 )
 from .launch import TRACE_PASSES, Iterate, LaunchLayout, switches
 from .operator import DeviceOperator
@@ -91,7 +91,7 @@ def layout(m: int, ld: int, in_place: bool, lie: LaunchLayout) -> Layout:
     words |= {"cols": len(COLUMN_VECTORS) * whole_lines(ld), "point": 4 * m}
     words |= {"scalars": 2 * parts * SCALARS, "sums": 3 * ld}
     words |= dict.fromkeys(("image", "residual"), copies * ld)
-    words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
+    words |= dict.fromkeys(("dF", "dG"), copies * lie.anderson_depth * ld)
     words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
     words |= {"work": 2 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
     words |= {"slab": lie.slab * ld * lie.ordered, "partial": 2 * parts * POSTS, "barrier": 32}
@@ -198,12 +198,14 @@ class DeviceWorkspace(Workspace):
 
     def open_coarse(self) -> None:
         """Make the coarse correction of passes."""
-        corrects = self.launch.memory > MEMORY[0] and not self.some and self.problem.cost.operator == "tiles"
+        corrects = (
+            self.launch.anderson_depth > ANDERSON_DEPTHS[0] and not self.some and self.problem.cost.operator == "tiles"
+        )
         if corrects:
-            memory = int(self.state["limits"]["memory"])
+            depth = int(self.state["limits"]["anderson_depth"])
         else:
-            memory = 0
-        self.coarse = DeviceCoarse(self, self.problem, memory)
+            depth = 0
+        self.coarse = DeviceCoarse(self, self.problem, depth)
 
     def load(self, problem: Problem) -> None:
         """Take another M between the same sides, and allocate its K."""
@@ -267,11 +269,11 @@ class DeviceWorkspace(Workspace):
     def beside(self, dtype: str) -> int:
         """Bound the bytes of a solve without K, for any grid of its kernels."""
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
-        memory = memory_for(self.most, n, ITEMSIZE[dtype])
+        depth = anderson_depth_for(self.most, n, ITEMSIZE[dtype])
         ordered = "ordered" in switches()
-        most = self.layout(LaunchLayout(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
+        most = self.layout(LaunchLayout(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, depth, BLOCKS, ordered))
         count = most.size + 2 * (m + n) + 2 * max(m, n) + STREAM_WORDS
-        count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
+        count += words_of_clusters(m, n, self.ld) * (depth > ANDERSON_DEPTHS[0])
         if isinstance(c, MaskedReference):
             given = c.given
         elif c is None:
@@ -310,9 +312,11 @@ class DeviceWorkspace(Workspace):
             scales = WIDE_SCALES
         else:
             scales = SCALES
-        memory = min(memory_of(options.memory, self.most, ITEMSIZE[self.dtype]), self.launch.memory)
+        depth = min(
+            anderson_depth_of(options.anderson_depth, self.most, ITEMSIZE[self.dtype]), self.launch.anderson_depth
+        )
         state["limits"] = limits_of(problem, options, self.dtype, NARROW_NOISE)
-        put(state["limits"], scales | {"memory": memory})
+        put(state["limits"], scales | {"anderson_depth": depth})
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["penalty"] = side.kind.number
 
