@@ -1,21 +1,23 @@
 """A JAX loss on mapuot: a custom_vjp with the gradient from the potentials.
 
-Concrete arrays are read in place, on a GPU through CuPy, without a copy. Under jit and vmap arrays are traced: a
-callback solves on the CPU, and JAX copies GPU arrays there and back, because it calls Python with host memory only.
-answer/slopes.py has the formulas. Twin: torch.py.
+Concrete arrays are read in place, on a GPU through CuPy, without a copy. Under jit and vmap arrays are traced, and JAX
+calls back: on a CPU with host memory; on an NVIDIA GPU with the buffers and the stream of the device
+(jax.experimental.buffer_callback), which CuPy reads and writes in place. Without CuPy, or in a JAX without such calls,
+JAX copies the arrays of a GPU to the host and back. answer/slopes.py has the formulas. Twin: torch.py.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .annotations import MarginalPenalty, MetricName
 from .answer.slopes import dual_value, marginal_gradient
 from .api.batch import plan_sum, solve_batch
+from .api.solve import solve
 from .arrays import host, namespace
 from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
@@ -29,9 +31,16 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
+buffer_callback: Any
+try:
+    from jax.experimental.buffer_callback import buffer_callback
+except ImportError:  # JAX before 0.6
+    buffer_callback = None
+
 __all__ = ["match", "sample_loss", "sinkhorn_loss", "solve_batch"]
 
 
+ON_DEVICE = "cuda"  # the platform of JAX whose buffers CuPy reads
 OPTIONS = {"scale_cost", "tol", "tol_gap", "max_passes", "precision", "threads"}
 
 
@@ -65,10 +74,10 @@ def sinkhorn_loss(
 
     Notes
     -----
-    If CuPy is installed, value and gradient of arrays on a GPU are computed there without a copy. Under ``jax.jit`` and
-    ``jax.vmap``, and for arrays on several devices, a callback solves on the CPU, and JAX raises errors as its own
-    error of the callback. ``vmap`` of any depth solves all problems as one batch; with scale_cost it solves them one by
-    one.
+    If CuPy is installed, value and gradient of arrays on one NVIDIA GPU are computed there without a copy, under
+    ``jax.jit`` and ``jax.vmap``, too; other arrays are solved on the CPU. Under ``jit`` and ``vmap`` JAX raises errors
+    of the solve as its own error of the callback. ``vmap`` of any depth solves all problems as one batch; with
+    scale_cost it solves them one by one.
 
     Examples
     --------
@@ -176,7 +185,8 @@ def match(
 
     Notes
     -----
-    Arrays on a GPU are solved there, through CuPy, outside of ``jax.jit``; within it a callback solves on the CPU.
+    Arrays on a GPU are solved and drawn from there if CuPy is installed, within ``jax.jit``, too. A key draws the same
+    pairs within and without ``jit`` and ``vmap``, apart from ties at the solve's tolerance.
 
     Examples
     --------
@@ -188,6 +198,7 @@ def match(
     True
     """
     reg, reg_m, known = as_settings(reg, reg_m, options)
+    is_equal = a is None, b is None
     x, y, a, b = (untabled(z, name) for z, name in ((x, "x"), (y, "y"), (a, "a"), (b, "b")))
     x, y = (jax.lax.stop_gradient(as_jax(z)) for z in (x, y))
     a, b = (equal(len(z), z) if w is None else jax.lax.stop_gradient(as_jax(w)) for w, z in ((a, x), (b, y)))
@@ -196,24 +207,29 @@ def match(
 
     def drawn(x: Any, y: Any, a: Any, b: Any, places: Any) -> Any:
         with renamed(OF_BATCH):
-            result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(known))
+            cloud = PointCloud(x, y, metric, scale)
+            result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(known))
         return result.pairs_at(places)
 
     def all_drawn(*arrays: Any) -> tuple[Any, ...]:
         lead, (x, y, a, b) = together(arrays[:4], (2, 2, 1, 1))
-        places = np.asarray(arrays[4], np.float64)
+        places = np.asarray(host(arrays[4]), np.float64)
         whole = np.broadcast_shapes(lead, places.shape[:-2])
         places = np.broadcast_to(places, (*whole, 2, size))
         if len(x) > 1 and whole != lead:  # keys of an axis that the clouds lack
-            _, (x, y, a, b, places) = together(arrays, (2, 2, 1, 1, 2))
+            _, (x, y, a, b, places) = together((*arrays[:4], places), (2, 2, 1, 1, 2))
         at = np.moveaxis(places.reshape(len(x), -1, 2, size), 2, 0).reshape(2, len(x), -1)
         y, a, b = (z[0] if len(z) == 1 else z for z in (y, a, b))
         pairs = drawn(x, y, a, b, at)
         return tuple(z.astype(np.int32).reshape(*whole, size) for z in pairs)
 
     def drawn_once(x: Any, y: Any, a: Any, b: Any, places: Any) -> tuple[Any, ...]:
-        pairs = drawn(x[None], y, host(a), host(b), np.asarray(host(places), np.float64)[:, None])
-        return tuple(z[0].astype(np.int32) for z in pairs)
+        if namespace(x) is np:
+            pairs = drawn(x[None], y, a, b, np.asarray(places, np.float64)[:, None])
+            return tuple(z[0].astype(np.int32) for z in pairs)
+        a, b = (None if alike else host(w) for w, alike in zip((a, b), is_equal, strict=True))
+        result = solve(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(known))
+        return result.pairs_at(places.astype(np.float64))
 
     kinds = kinds_of(np.int32, (size,), (size,))
     return tuple(found(drawn_once, all_drawn, kinds, (x, y, a, b, places), known))
@@ -261,17 +277,19 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
 
     def answer(x: Any, y: Any, a: Any, b: Any) -> Any:
         with renamed(OF_BATCH):
-            return solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
+            cloud = PointCloud(x, y, metric, scale)
+            return solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(options))
 
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         lead, (x, y, a, b) = together((x, y, a, b), (2, 2, 1, 1))
         result = answer(x, *(z[0] if len(z) == 1 else z for z in (y, a, b)))
+        xp = namespace(x)
         tables = dual_value(result), *result.gradient()[:4]
-        return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in tables)
+        return tuple(xp.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in tables)
 
     def solved_once(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         xp = namespace(x)
-        result = answer(x, y, host(a), host(b))[0]
+        result = answer(x, y, a, b)[0]
         return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
 
     kinds = kinds_of(x.dtype, (), x.shape, y.shape, a.shape, b.shape)
@@ -284,16 +302,54 @@ def kinds_of(dtype: Any, *shapes: Any) -> tuple[Any, ...]:
 
 
 def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
-    """Call ``here`` on concrete arrays, or let JAX call ``back``: once for all of vmap, or for each scale."""
+    """Call ``here`` on concrete arrays; of traced arrays let JAX call ``back``, once for all of vmap or for each scale.
+
+    On a GPU both get CuPy arrays.
+    """
     if not any(isinstance(z, jax.core.Tracer) for z in arrays):
         return solved_there(here, *arrays)
     if dict(options).get("scale_cost"):
         way = "sequential"
     else:
         way = "expand_dims"
-    call = jax.custom_jvp(lambda *arrays: jax.pure_callback(back, kinds, *arrays, vmap_method=way))
+    ndims = [z.ndim for z in arrays]
+
+    def fill(context: Any, places: Any, *buffers: Any) -> None:
+        fill_on_device(here if [z.ndim for z in buffers] == ndims else back, context, places, buffers)
+
+    def on_host(*arrays: Any) -> Any:
+        return jax.pure_callback(back, kinds, *arrays, vmap_method=way)
+
+    def on_device(*arrays: Any) -> Any:
+        return buffer_callback(fill, kinds, vmap_method=way)(*arrays)
+
+    def called(*arrays: Any) -> Any:
+        if buffer_callback is None or find_spec("cupy") is None:
+            return on_host(*arrays)
+        return jax.lax.platform_dependent(*arrays, default=on_host, **{ON_DEVICE: on_device})
+
+    call = jax.custom_jvp(called)
     call.defjvp(refuse)
     return call(*arrays)
+
+
+class DeviceStream(NamedTuple):
+    """The stream of a call from JAX, in the form that CuPy takes."""
+
+    context: Any
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.context.stream
+
+
+def fill_on_device(solved: Any, context: Any, places: Any, buffers: Any) -> None:
+    """Call ``solved`` on the buffers of a GPU, on JAX's stream, and copy its answers to ``places``."""
+    import cupy  # noqa: PLC0415 - only where it is installed
+
+    arrays = [cupy.asarray(x) for x in buffers]
+    with arrays[0].device, cupy.cuda.Stream.from_external(DeviceStream(context)):
+        for place, answer in zip(places, solved(*arrays), strict=True):
+            cupy.asarray(place)[...] = cupy.asarray(answer)
 
 
 def refuse(*_: Any) -> Any:
@@ -306,7 +362,7 @@ def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
 
     It is 1 long where an array is the same for all problems, but for the first.
     """
-    arrays = [np.asarray(x) for x in arrays]
+    arrays = [np.asarray(x) if namespace(x) is np else x for x in arrays]
     leads = [x.shape[: x.ndim - k] for x, k in zip(arrays, ndims, strict=True)]
     lead = np.broadcast_shapes(*leads)
     out = []
@@ -316,8 +372,13 @@ def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
         if shared:
             out.append(x.reshape(1, *kept))
         else:
-            out.append(np.broadcast_to(x, (*lead, *kept)).reshape(-1, *kept))
+            out.append(spread_over(x, lead, k).reshape(-1, *kept))
     return lead, out
+
+
+def spread_over(x: Any, lead: tuple[int, ...], ndim: int) -> Any:
+    """Return an array with the axes ``lead`` in front of its last ``ndim`` axes."""
+    return namespace(x).broadcast_to(x, (*lead, *x.shape[x.ndim - ndim :]))
 
 
 _sample_loss.defvjp(_sample_forward, lambda settings, slopes, grad: tuple(grad * slope for slope in slopes))
@@ -345,10 +406,11 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
 
     def all_solved(*arrays: Any) -> tuple[Any, ...]:
         lead, (a, b, M) = together(arrays, (2, 2, ndim))
-        a, b = (np.broadcast_to(x, (len(a), *x.shape[1:])).reshape(-1, x.shape[-1]) for x in (a, b))
+        xp = namespace(a)
+        a, b = (xp.broadcast_to(x, (len(a), *x.shape[1:])).reshape(-1, x.shape[-1]) for x in (a, b))
         *told, scale = solved(a, b, M[0] if len(M) == 1 and (ndim == 2 or p == len(a)) else repeated(M, len(a), p))
         tables = (x.reshape((*lead, p, *x.shape[1:])) for x in told)
-        return *tables, np.broadcast_to(scale, (*lead, 2))
+        return *tables, xp.broadcast_to(scale, (*lead, 2))
 
     kinds = *kinds_of(M.dtype, a.shape[:1], a.shape, b.shape), *kinds_of(np.uint32, (*a.shape, 2), (*b.shape, 2), (2,))
     value, *kept = found(solved, all_solved, kinds, (a, b, M), options)
@@ -368,7 +430,7 @@ def of_bits(x: Any) -> Any:
 def repeated(M: Any, count: int, p: int) -> Any:
     """Return the costs of ``count`` problems; each group of p problems shares one cost of vmap."""
     M = M[:, None] if M.ndim == 3 else M
-    return np.broadcast_to(M, (count // p, p, *M.shape[-2:])).reshape(-1, *M.shape[-2:])
+    return namespace(M).broadcast_to(M, (count // p, p, *M.shape[-2:])).reshape(-1, *M.shape[-2:])
 
 
 def solved_there(solved: Any, *arrays: Any) -> list[Any]:
@@ -400,14 +462,15 @@ def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
 
     def all_summed(*arrays: Any) -> tuple[Any]:
         lead, (M, a, b, log_u, log_v, reg, grad) = together(arrays, (ndim, 2, 2, 3, 3, 1, 1))
-        parts = [np.broadcast_to(x, (len(M), *x.shape[1:])) for x in (a, b, log_u, log_v, reg, grad)]
+        xp = namespace(M)
+        parts = [xp.broadcast_to(x, (len(M), *x.shape[1:])) for x in (a, b, log_u, log_v, reg, grad)]
         if (parts[4] == parts[4][0]).all() and len(M) > 1:  # the problems of vmap are one batch
             a, b, log_u, log_v, grad = (x.reshape(-1, *x.shape[2:]) for x in (*parts[:4], parts[5]))
             total = summed(repeated(M, len(a), p), a, b, log_u, log_v, reg[0], grad)[0]
             if ndim != 3:
                 total = total.reshape(-1, p, *total.shape[1:]).sum(1)
         else:
-            total = np.stack([summed(*[x[i] for x in (M, *parts)])[0] for i in range(len(M))])
+            total = xp.stack([summed(*[x[i] for x in (M, *parts)])[0] for i in range(len(M))])
         return (total.reshape((*lead, *M.shape[1:])),)
 
     (by_cost,) = found(summed, all_summed, kinds_of(M.dtype, M.shape), (M, a, b, *bits, grad), settings[2])

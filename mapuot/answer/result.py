@@ -31,7 +31,7 @@ from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, describe_bound
 from ..synonyms import AnswerHints, hinted
 from . import between, curvature, sharpness, slopes, standard_error, unregularised
-from .draw import DRAWS, as_generator, draw_once, draw_rows
+from .draw import DRAWS, as_generator, draw_once, draw_rows, rows_at
 from .store import contents
 from .summary import as_table
 
@@ -543,14 +543,26 @@ class Result(CertifiedAnswer, Answer):
         size = as_count(size, "size")
         as_choice(method, "method", DRAWS)
         rng = as_generator(seed)
-        if not 0 < self.mass < np.inf:
-            raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
+        self._check_mass()
         if not replace:
             if method != "independent":
                 raise ValueError(f"replace must be True for method {method!r}, got {shown(replace)}")
             self.problem.cost.check_listed("sample(replace=False)")
             return draw_once(self._wide_blocks(), size, rng)
         return self._pairs(size, rng, method)
+
+    def pairs_at(self, shares: F64) -> tuple[Any, Any]:
+        """Return the pairs at these places in [0, 1), (2, size): along the rows' masses, and along each row's.
+
+        Independent uniform numbers draw independent pairs.
+        """
+        self._check_mass()
+        at = host(shares)
+        return self._drawn(rows_at(host(self.row_marginal), at[0]), at[1])
+
+    def _check_mass(self) -> None:
+        if not 0 < self.mass < np.inf:
+            raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
 
     def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
         rows = draw_rows(self._sends if method == "rows" else self.row_marginal, size, rng, method)

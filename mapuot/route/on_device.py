@@ -271,6 +271,13 @@ class DeviceResult(LazyResult):
             pairs = host(pairs)
         return pairs[0], pairs[1]
 
+    def pairs_at(self, shares: Any) -> tuple[Any, Any]:
+        self._check_mass()
+        pairs = self._new_stream().draw_by(self._found.exponents[sum(self._cost.shape) :], *shares)
+        if not is_on_device(shares):
+            pairs = host(pairs)
+        return pairs[0], pairs[1]
+
     def _new_stream(self) -> Any:
         return self._operator(self._plain.cost.array)
 

@@ -218,10 +218,14 @@ class DeviceOperator(Operator):
                 yield k0, k1, cp.asarray(M[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def draw_by(self, masses: Any, *shares: F64) -> Any:
-        """Draw pairs (2, size) on the device: rows where cumulated masses exceed ``shares``, then their columns."""
+        """Draw pairs (2, size) on the device: rows where cumulated masses exceed ``shares``, then their columns.
+
+        ``shares``: of the rows and of the columns; float64, on the host or the device.
+        """
         pairs = cp.empty((2, len(shares[0])), np.int64)
         ((_, _, M, c),) = self.blocks()
-        self.launch_draw(M, c, self.alpha, (masses, *on_device(*shares), np.int64(0), pairs[0]), 0, pairs[1])
+        there = shares if isinstance(shares[0], cp.ndarray) else on_device(*shares)
+        self.launch_draw(M, c, self.alpha, (masses, *there, np.int64(0), pairs[0]), 0, pairs[1])
         return pairs
 
     def launch_draw(self, M: Any, c: Any, alpha: Any, given: tuple[Any, ...], i0: int, found: Any) -> None:

@@ -155,14 +155,18 @@ def full(shape, value, dtype=np.float64):
 def asarray(x, dtype=None, order=None):
     if isinstance(x, ndarray) and dtype in (None, x.dtype) and order is None:
         return x
+    if type(x).__module__ == "jax.experimental.buffer_callback":  # it stands for memory of the device
+        return np.asarray(x).view(ndarray)
     x = np.asarray(x, dtype, order)
     out = empty(x.shape, x.dtype) if x.flags.c_contiguous else np.empty_like(x).view(ndarray)
     out[...] = x
     return out
 
 
-def ascontiguousarray(x):
-    return x if x.flags.c_contiguous else asarray(np.ascontiguousarray(x))
+def ascontiguousarray(x, dtype=None):
+    if x.flags.c_contiguous and dtype in (None, x.dtype):
+        return x
+    return asarray(np.ascontiguousarray(x, dtype))
 
 
 class MemoryPool:
@@ -304,6 +308,10 @@ class Stream(Current):
 
     def __init__(self, non_blocking=False):
         pass
+
+    @classmethod
+    def from_external(cls, given):
+        return cls()
 
     def wait_event(self, event):
         pass
