@@ -39,6 +39,7 @@ MOST_NAMES = 8  # names in a message
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")  # neither a number for NumPy nor a name
 COMPRESSED = ("data", "indices", "indptr")  # arrays of compressed rows or columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
+POINT_GROUPS = ("obsm", "varm")  # of AnnData, in HDF5 and in Zarr
 REDUCE_GENES = "scanpy.pp.pca(data) makes 50 components of X and stores them as obsm/X_pca"
 NUMBER_KINDS = "biufc"  # kinds of dtype
 CHECKED_BYTES = 1 << 20  # bytes of a member in one read
@@ -102,6 +103,11 @@ def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     path, kind, inside = split_name(text, "")
     if kind == "h5ad" and not inside:
         refuse_cells(path)
+    if inside.partition("/")[0] in POINT_GROUPS:
+        raise ValueError(
+            f"{path}: {inside} holds the coordinates of points, one point a row, no matrix of costs. For costs between "
+            f"points give two files, as in --points {path}:{inside} OTHER; in Python two arrays, as in PointCloud(x, y)"
+        )
     pairs = open_pairs(*split_name(text, "M"))
     if pairs is None:
         return open_matrix(text)

@@ -225,8 +225,11 @@ def test_cells_are_no_costs_but_points(case, form, refused):
         pairs.append(cells)
     assert "X of an AnnData is cells x genes, no matrix of costs" in refused("early.h5ad")
     assert "--points early.h5ad:obsm/X_pca OTHER" in refused("early.h5ad")
-    with pytest.raises(ValueError, match="no matrix of costs"):
-        mapuot.solve("early.h5ad", reg=1.0, reg_m=1.0)
+    pairs[0].write_zarr("early.zarr")
+    for file in ("early.h5ad", "early.h5ad:obsm/X_pca", "early.zarr:obsm/X_pca"):
+        with pytest.raises(ValueError, match="no matrix of costs"):
+            mapuot.solve(file, reg=1.0, reg_m=1.0)
+    assert "--points early.h5ad:obsm/X_pca OTHER" in refused("early.h5ad:obsm/X_pca")
     done = call("--points", "early.h5ad:obsm/X_pca", "late.h5ad:obsm/X_pca", "-o", "out.h5ad", "--plan", "dense")
     assert done.exit_code == 0, done.output
     right = mapuot.solve_sample(*(cells.obsm["X_pca"] for cells in pairs), reg=0.05, reg_m=1.0)
