@@ -329,6 +329,23 @@ def test_refinement_ends_within_tol(penalty):
     assert once.error_bound < mapuot.certify(result, cloud).error_bound
 
 
+@pytest.mark.parametrize(("reg", "few"), [(1e-3, True), (0.1, False)])
+def test_refinement_solves_m_itself_where_most_pairs_matter(reg, few):
+    """A plan that spreads over all pairs is found by one dense solve, a sharp plan by stored pairs."""
+    rng = np.random.default_rng(1)
+    x, y, a, b = rng.random((1100, 2)), rng.random((1000, 2)), rng.random(1100), rng.random(1000)
+    a, b, cloud = a / a.sum(), b / b.sum(), mapuot.PointCloud(x, y)
+    result = mapuot.solve(mapuot.knn_cost(x, y, 10), a, b, reg=reg, reg_m=1.0)
+    true = mapuot.solve(cloud, a, b, reg=reg, reg_m=1.0, tol=1e-8)
+    found = mapuot.certify(result, cloud, refine=True)
+    assert found.converged
+    assert sparse.issparse(found.result.plan) == few
+    plan = found.result.plan.toarray() if few else found.result.plan
+    assert np.abs(plan - true.plan).sum() <= (found.error_bound + 1e-8) * true.mass
+    assert found.dual - 1e-12 <= true.objective <= found.objective + 1e-12
+    assert few or (found.rounds, found.missing, len(found.pairs[0])) == (1, 0.0, 0)
+
+
 @pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
 def test_refining_tells_what_it_did_not_reach_and_finds_columns_without_pairs():
     """Masses in persons, each row's nearest columns alone: a column that is nobody's nearest has no potential yet."""
