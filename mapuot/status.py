@@ -15,6 +15,8 @@ FAILED = ("not finite", "underflow")  # statuses of solves without an answer
 UNREACHED = ("stalled", "max_passes", *FAILED)  # statuses of unmet marginals: perhaps no plan meets them
 FAR_LOGS = 4.0  # ranges of M / reg: larger log scalings come of the masses, and not of M
 LEAST_REG = 1e-290  # values are products of reg and masses: near 1e-308 float64 has no digits for them
+LEAST_UNIT = 1e-280  # mass times reg: where less mass underflows, the cause is the mass, and not M
+MASSES_TOO_SMALL = "the masses are near the least number of float64, which holds no plan below 1e-290"
 VALUE_KNOWN = 1e-4  # below this relative gap a warning mentions tol_gap
 
 
@@ -57,8 +59,11 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
         stalled = f"row or column sums differ from a or b by {missed:.1e} of the mass"
         stalled += "; perhaps the allowed pairs cannot carry these masses" * bool(forbidden)
         longer += f"; {stalled}" * forbidden
+    sides = getattr(result.problem, "sides", ())
     if np.min(result.problem.reg) < LEAST_REG:
         underflow = "reg is near the least number of float64: multiply M, reg and reg_m by the same large number"
+    elif min((side.mass for side in sides), default=1.0) * min(1.0, np.min(result.problem.reg)) < LEAST_UNIT:
+        underflow = f"{MASSES_TOO_SMALL}: multiply a and b by the same large number"
     else:
         underflow = f"M is so far above reg_m that float64 cannot hold the plan: {nearer}"
     cure = {

@@ -31,7 +31,7 @@ from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
 from ..problem.scale import matrices_of
 from ..problem.symmetry import as_symmetric
 from ..route.options import make_options
-from ..status import describe_bound, describe_miss, warn_not_converged
+from ..status import FAILED, LEAST_UNIT, MASSES_TOO_SMALL, describe_bound, describe_miss, warn_not_converged
 from ..synonyms import REQUIRED, AnswerHints, hinted
 from .entry import entry
 
@@ -65,7 +65,8 @@ class BarycenterResult(AnswerHints):
         Relative change of q in the last pass, in L1. Debiased, it is at least the share of the mass by which the row
         sums miss the histograms.
     status : str
-        "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite".
+        "converged", "max_passes", "stalled", "cancelled", "underflow" (the plans' mass, times reg where reg is below 1,
+        is less than 1e-290) or "not finite".
     n_passes, reg, scale_cost, how, shape
         Number of passes, the reg and its unit, the data that passes read, and the shape of a histogram.
 
@@ -310,6 +311,11 @@ def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:
 
 def why_not(run: Run, tol: float) -> str:
     plans, body = run.potentials
+    if run.outcome.status in FAILED:
+        masses = (body.A.sum(1) * min(1.0, body.reg))[body.weights > 0]
+        if masses.min() < LEAST_UNIT:
+            return f"{MASSES_TOO_SMALL}: multiply A by a large number"
+        return "the plans, or their scalings, leave float64: raise reg or reg_m, bring the masses of A nearer 1"
     if body.certifies:
         few = ""
         if body.hard and body.reads == "pairs" and plans and plans.whole:

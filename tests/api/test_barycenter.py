@@ -101,6 +101,18 @@ def test_a_large_penalty_tends_to_the_balanced_mean(reg_m):
     assert np.abs(soft.q - hard.q).sum() <= 1.0 / reg_m + 2e-9
 
 
+@pytest.mark.parametrize("reg_m", [np.inf, 1e4])
+def test_masses_below_the_least_plan_are_named(reg_m):
+    """A plan of less than 1e-290 has no digits in float64: `barycenter` and `solve` say so, and name the cure."""
+    A, M = histograms()
+    A = (A / A.sum(0)).T
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"the masses are near the least number .*: multiply A by a large"):
+        assert mapuot.barycenter(M, 1e-295 * A, reg=0.1, reg_m=reg_m, callback=lambda _: None).status == "underflow"
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"the masses are near the least number .*: multiply a and b"):
+        assert mapuot.solve(M, *(1e-295 * A[:2]), reg=0.1, reg_m=reg_m).status == "underflow"
+    assert mapuot.barycenter(M, 1e-280 * A, reg=0.1, reg_m=reg_m).converged
+
+
 @pytest.mark.parametrize(("reg_m", "form"), [(np.inf, "array"), (0.5, "array"), (0.05, "array"), (0.5, "pairs")])
 def test_the_value_of_a_debiased_mean_is_bounded(reg_m, form):
     """No q improves on the answer by more than its gap: neither later passes nor random ones."""
