@@ -114,6 +114,12 @@ def gromov(
     GromovResult
         A `Result` of the last step's problem, with the value of the objective and the steps.
 
+    Raises
+    ------
+    ValueError
+        An argument is out of range; or a and b have unlike masses and reg_m is so large that rounding keeps the change
+        of a step above ``tol``.
+
     Warns
     -----
     ConvergenceWarning
@@ -157,6 +163,7 @@ def gromov(
     if scale_cost is not None:
         scale = scale_of([task.usual_cost()], scale_cost)
         task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha)
+    task.check_settles(tol, max_iter)
     inner_tol = as_positive(inner_tol, "inner_tol")
     limits = Limits(max_iter, tol, inner_tol)
     best = best_answer(task, init, limits, options)

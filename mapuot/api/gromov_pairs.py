@@ -142,6 +142,12 @@ def gromov_pairwise(
     -------
     GromovPairs
 
+    Raises
+    ------
+    ValueError
+        An argument is out of range; or two spaces have unlike masses and reg_m is so large that rounding keeps the
+        change of a step above ``tol``.
+
     Warns
     -----
     ConvergenceWarning
@@ -183,6 +189,8 @@ def gromov_pairwise(
     with progress_bar(progress, total=len(chosen), desc="mapuot", unit="pair") as bar:
         for some in problems.batches(chosen, options.get("backend") == "cuda"):
             tasks = [problems.task(i, j) for i, j in chosen[some]]
+            for task in tasks:
+                task.check_settles(limits.tol, limits.max_iter)
             for k, end in zip(some, best_of_starts(tasks, names, problems.rows, limits, options), strict=True):
                 found.keep_pair(k, end)
             bar.update(len(some))

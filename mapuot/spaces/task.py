@@ -160,6 +160,24 @@ class Task:
             )
         return rho
 
+    def check_settles(self, tol: float, max_iter: int) -> None:
+        """Raise if rounding keeps the measured change of a plan (`distance`) above ``tol``.
+
+        Between unlike masses the terms of the change, potentials and k, are as large as the smaller reg_m times the log
+        of the masses' ratio, while the change is a difference of them, in units of reg.
+        """
+        unlike = abs(math.log(self.prices[0][1] / self.prices[1][1]))
+        if min(self.rho) == math.inf or unlike <= EVEN:
+            return
+        smaller = 1 / sum(1 / rho for rho in self.rho)
+        most = tol**2 * self.step_reg(max_iter) / (4 * ROUNDING * unlike)
+        if smaller > most:
+            raise ValueError(
+                f"reg_m must be less than {2 * most:.2g}, or inf, where a and b have unlike masses and tol is {tol:g}, "
+                f"got {shown(self.rho)} and masses {self.prices[0][1]:.6g} and {self.prices[1][1]:.6g}: divide a and b "
+                "by their sums (without features the plan is the same but for its mass), or raise tol"
+            )
+
     def restrict(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
         """Return the problem between chosen points of both spaces, with the given masses."""
         (i, a), (j, b) = rows, cols

@@ -166,6 +166,26 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
     assert given.value == pytest.approx(balanced.value, rel=1e-6)
 
 
+@pytest.mark.parametrize("ratio", [1.3, 30.0])
+@pytest.mark.parametrize("rho", [(1e9, 1e9), (1e9, math.inf), (1e11, 3e8)])
+def test_reg_m_that_keeps_plans_from_settling_between_unlike_masses_is_refused(ratio, rho):
+    """A step's change is a difference of potentials of size reg_m; divided masses have the same plan but for its mass."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(15, 2)), rng.normal(size=(12, 2)) * [1.2, 0.8]
+    a, b = np.full(15, 1 / 15), np.full(12, ratio / 12)
+    told = r"reg_m must be less than .* unlike masses and tol is .*, got .* masses 1 and .*: divide a and b by their"
+    with pytest.raises(ValueError, match=told):
+        mapuot.gromov(x, y, a, b, reg=0.5, reg_m=rho)
+    with pytest.raises(ValueError, match=told):
+        mapuot.gromov_pairwise([x, y], masses=[a, b], reg=0.5, reg_m=rho, tol=1e-4)
+    at_limit = mapuot.gromov(x, y, a, b, reg=0.5, reg_m=1e5)
+    divided = mapuot.gromov(x, y, a, b / ratio, reg=0.5, reg_m=1e5)
+    assert at_limit.settled
+    assert divided.settled
+    np.testing.assert_allclose(at_limit.plan / at_limit.mass, divided.plan / divided.mass, atol=2e-5)
+    assert mapuot.gromov(x, y, a, b / ratio, reg=0.5, reg_m=rho).settled
+
+
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
 def test_distances_are_symmetric_but_for_their_rounding(kind):
     rng = np.random.default_rng(0)
