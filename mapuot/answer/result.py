@@ -251,13 +251,15 @@ class Result(CertifiedAnswer, Answer):
     ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads = problem, backend, threads
         self.how, self.skipped = how, skipped
-        if failed := status in FAILED:
+        failed = status in FAILED
+        if failed:
             potentials = numbers(potentials, -np.inf)
         self._logs = problem.project(*potentials)  # rounding of large sums may move potentials out of the dual's domain
-        if marginals and failed:
-            self._marginals = numbers(marginals, np.inf)
-        else:
-            self._marginals = marginals
+        self._marginals = marginals
+        if failed and problem.ranks.size > 1:
+            self._marginals = marginals and numbers(marginals, np.inf)
+        elif failed:  # the last pass may have clipped scalings: sum the plan instead
+            self._marginals = None
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # compute now the numbers that need communication between ranks
             self.mass, self.objective, self.dual  # noqa: B018
@@ -384,7 +386,10 @@ class Result(CertifiedAnswer, Answer):
     @cached_property
     def _sums(self) -> tuple[float, F64, F64]:
         with self.problem.ranks.together():
-            return self._stream.sums()
+            cost, *marginals = self._stream.sums()
+        if self.status in FAILED:
+            marginals = numbers(marginals, np.inf)
+        return cost, marginals[0], marginals[1]
 
     @cached_property
     def plan(self) -> Any:

@@ -106,9 +106,9 @@ def test_masses_below_the_least_plan_are_named(reg_m):
     """A plan of less than 1e-290 has no digits in float64: `barycenter` and `solve` say so, and name the cure."""
     A, M = histograms()
     A = (A / A.sum(0)).T
-    with pytest.warns(mapuot.ConvergenceWarning, match=r"the masses are near the least number .*: multiply A by a large"):
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"the masses are near the least .*: multiply A by a large"):
         assert mapuot.barycenter(M, 1e-295 * A, reg=0.1, reg_m=reg_m, callback=lambda _: None).status == "underflow"
-    with pytest.warns(mapuot.ConvergenceWarning, match=r"the masses are near the least number .*: multiply a and b"):
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"the masses are near the least .*: multiply a and b"):
         assert mapuot.solve(M, *(1e-295 * A[:2]), reg=0.1, reg_m=reg_m).status == "underflow"
     assert mapuot.barycenter(M, 1e-280 * A, reg=0.1, reg_m=reg_m).converged
 

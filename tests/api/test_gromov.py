@@ -169,7 +169,7 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
 @pytest.mark.parametrize("ratio", [1.3, 30.0])
 @pytest.mark.parametrize("rho", [(1e9, 1e9), (1e9, math.inf), (1e11, 3e8)])
 def test_reg_m_that_keeps_plans_from_settling_between_unlike_masses_is_refused(ratio, rho):
-    """A step's change is a difference of potentials of size reg_m; divided masses have the same plan but for its mass."""
+    """A step's change is a difference of potentials of size reg_m. Divided masses have the plan, scaled."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(15, 2)), rng.normal(size=(12, 2)) * [1.2, 0.8]
     a, b = np.full(15, 1 / 15), np.full(12, ratio / 12)

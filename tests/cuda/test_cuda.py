@@ -308,6 +308,24 @@ def test_cells_of_costs_on_the_device(cell, precision):
     check(cell, precision, "cuda", on_device)
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("reference", ["uniform", "matrix"])
+@pytest.mark.parametrize("mass", [1e34, 1e60])
+def test_masses_beyond_float32(where, reference, mass):
+    """The scalings beside a float32 K end at e^85; a plan of more mass needs a float64 K."""
+    M, a, b = cost(7, 5)
+    c = "uniform" if reference == "uniform" else np.random.default_rng(0).random(M.shape) + 0.1
+    call = {"reg": 0.1, "reg_m": 1.0, "reference": c}
+    given = cp.asarray(M) if where == "device" else M
+    found = solve(given, mass * a, mass * b, precision="mixed", **call, backend="cuda")
+    right = solve(M, mass * a, mass * b, **call, backend="cpu")
+    assert found.converged
+    plan, total = host(found.plan), right.mass
+    assert np.abs(plan / total - right.plan / total).sum() <= found.error_bound + right.error_bound
+    assert float(found.mass) == pytest.approx(plan.sum(), rel=1e-6)
+    assert float(found.objective) == pytest.approx(right.objective, rel=1e-9)
+
+
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "array"])
 def test_answers_lie_where_the_cost_does(form):
     """Host and device costs in one batch have device answers; pairs on the device are not moved to the CPU unasked."""

@@ -3,6 +3,7 @@
 Modules load on first use, so that kernels.py can be used without CuPy.
 """
 
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,8 @@ WORKSPACES = {
     "tiles": ("workspace", "workspace_of"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),
 }  # fmt: skip
+
+MOST_NARROW_MASS = 1e30  # beside a float32 K: scale_limit of workspace.SCALES
 
 
 @cache
@@ -76,7 +79,12 @@ class DeviceBackend(Backend):
         return found
 
     def workspace(self, problem: Any, options: Options, skip: Any = None) -> Any:
-        """Make the workspace of a solve: with a K of all pairs or of stored pairs, between points, or on a grid."""
+        """Make the workspace of a solve: with a K of all pairs or of stored pairs, between points, or on a grid.
+
+        The scalings beside a float32 K end at e^85, and K <= 1: it holds no plan of more mass.
+        """
+        if options.precision == "float32" and max(side.mass for side in problem.sides) > MOST_NARROW_MASS:
+            options = replace(options, precision="float64")
         if problem.cost.operator == "products":
             return grid_workspace(problem, options, *products_of_grids())
         operator = problem.cost.operator
