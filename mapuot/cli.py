@@ -111,9 +111,9 @@ def cli() -> None:
 
 def option(name: str, text: str | None = None, choices: Iterable[str] = (), **more: Any) -> Callable[[F], F]:
     """Make an option of the command, with the default that `solve` gives the argument of this name."""
-    known = DEFAULTS.get(name.strip("-").replace("-", "_"))
-    if known is not None and known.default not in (None, known.empty, REQUIRED):
-        more = {"default": known.default, "show_default": True} | more
+    parameter = DEFAULTS.get(name.strip("-").replace("-", "_"))
+    if parameter is not None and parameter.default not in (None, parameter.empty, REQUIRED):
+        more = {"default": parameter.default, "show_default": True} | more
     if choices:
         more["type"] = click.Choice(list(choices))
     return click.option(name, help=text, **more)

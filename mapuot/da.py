@@ -427,30 +427,30 @@ def normalised(M: F64, norm: str | None) -> F64:
 
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Increase, in place, the cost between samples of different known classes."""
-    known_s = is_known(ys)
-    known_t = is_known(yt)
+    labelled_s = is_labelled(ys)
+    labelled_t = is_labelled(yt)
     limit = as_rho(limit_max, "limit_max")
     if limit != np.inf:  # costs may all be 0
         limit = limit * M.max()
-    check_classes(ys, yt, known_s, known_t)
+    check_classes(ys, yt, labelled_s, labelled_t)
     apart = np.zeros(M.shape, bool)
-    apart[np.ix_(known_s, known_t)] = ys[known_s][:, None] != yt[known_t]
+    apart[np.ix_(labelled_s, labelled_t)] = ys[labelled_s][:, None] != yt[labelled_t]
     if limit == np.inf and apart.all():
         raise InfeasibleError("ys and yt must share a class, or have samples without label, where limit_max is inf")
     np.maximum(M, limit, out=M, where=apart)
 
 
-def is_known(y: Any) -> Any:
+def is_labelled(y: Any) -> Any:
     """Tell which labels are known: neither -1, as in POT, nor NaN, None or pandas' NA."""
-    known = ~is_missing(y)
-    known[known] = y[known] != MISSING_LABEL
-    return known
+    labelled = ~is_missing(y)
+    labelled[labelled] = y[labelled] != MISSING_LABEL
+    return labelled
 
 
-def check_classes(ys: Any, yt: Any, known_s: Any, known_t: Any) -> None:
+def check_classes(ys: Any, yt: Any, labelled_s: Any, labelled_t: Any) -> None:
     """Warn if -1 looks like one of two classes: it means unknown."""
-    classes = {*ys[known_s].tolist(), *yt[known_t].tolist()}
-    marked = all(not known.all() and not is_missing(y).any() for y, known in ((ys, known_s), (yt, known_t)))
+    classes = {*ys[labelled_s].tolist(), *yt[labelled_t].tolist()}
+    marked = all(not labelled.all() and not is_missing(y).any() for y, labelled in ((ys, labelled_s), (yt, labelled_t)))
     if marked and len(classes) == 1:
         (other,) = classes
         warn(f"ys and yt hold {other!r} and -1 only, and -1 means unknown: give the class another name if it is one")

@@ -30,8 +30,8 @@ class CellGroups:
     def __init__(self, data: Any, groupby: Any, representation: str | None, chosen: Iterable[Any] | None) -> None:
         points = points_of(data, representation)
         labels = labels_of(data, groupby, len(points))
-        known = ~is_missing(labels)
-        names = names_of(labels[known])
+        is_labelled = ~is_missing(labels)
+        names = names_of(labels[is_labelled])
         if chosen is not None:
             wanted = np.asarray([*chosen])
             check_names(wanted, names, "groups")
@@ -39,7 +39,7 @@ class CellGroups:
                 raise ValueError(f"groups must be labels, each once, got {shown(wanted.tolist())}")
             names = wanted
         place = {name: k for k, name in enumerate(names.tolist())}
-        number = np.array([place.get(x, -1) if y else -1 for x, y in zip(labels.tolist(), known, strict=True)])
+        number = np.array([place.get(x, -1) if y else -1 for x, y in zip(labels.tolist(), is_labelled, strict=True)])
         order = np.argsort(number, kind="stable")
         order = order[number[order] >= 0]
         self.names = names
@@ -96,8 +96,8 @@ def labels_of(data: Any, groupby: Any, count: int) -> Any:
     if isinstance(groupby, str):
         obs = getattr(data, "obs", None)
         if obs is None or groupby not in obs:
-            known = "of an AnnData" if obs is None else f"one of {shown([*obs])}"
-            raise ValueError(f"groupby must be (cells,) labels or a column of obs, {known}, got {groupby!r}")
+            choices = "of an AnnData" if obs is None else f"one of {shown([*obs])}"
+            raise ValueError(f"groupby must be (cells,) labels or a column of obs, {choices}, got {groupby!r}")
         groupby = obs[groupby]
     return as_labels(np.asarray(groupby), count, "groupby", may_lack=True)
 

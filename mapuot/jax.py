@@ -197,7 +197,7 @@ def match(
     >>> bool((i + j == 5).all())
     True
     """
-    reg, reg_m, known = as_settings(reg, reg_m, options)
+    reg, reg_m, settings = as_settings(reg, reg_m, options)
     is_equal = a is None, b is None
     x, y, a, b = (untabled(z, name) for z, name in ((x, "x"), (y, "y"), (a, "a"), (b, "b")))
     x, y = (jax.lax.stop_gradient(as_jax(z)) for z in (x, y))
@@ -208,7 +208,7 @@ def match(
     def drawn(x: Any, y: Any, a: Any, b: Any, places: Any) -> Any:
         with renamed(OF_BATCH):
             cloud = PointCloud(x, y, metric, scale)
-            result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(known))
+            result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(settings))
         return result.pairs_at(places)
 
     def all_drawn(*arrays: Any) -> tuple[Any, ...]:
@@ -228,11 +228,11 @@ def match(
             pairs = drawn(x[None], y, a, b, np.asarray(places, np.float64)[:, None])
             return tuple(z[0].astype(np.int32) for z in pairs)
         a, b = (None if alike else host(w) for w, alike in zip((a, b), is_equal, strict=True))
-        result = solve(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(known))
+        result = solve(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(settings))
         return result.pairs_at(places.astype(np.float64))
 
     kinds = kinds_of(np.int32, (size,), (size,))
-    return tuple(found(drawn_once, all_drawn, kinds, (x, y, a, b, places), known))
+    return tuple(found(drawn_once, all_drawn, kinds, (x, y, a, b, places), settings))
 
 
 def equal(size: int, like: Any) -> Any:

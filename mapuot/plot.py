@@ -609,15 +609,15 @@ def draw_shares(ax: Any, points: F64, share: F64, style: dict[str, Any]) -> None
     from matplotlib.colors import TwoSlopeNorm  # noqa: PLC0415 - on first use
 
     colours = colours_of(ax)
-    known = share[np.isfinite(share)]
-    most = max(2.0, float(np.quantile(known, 0.98))) if len(known) else 2.0
+    finite = share[np.isfinite(share)]
+    most = max(2.0, float(np.quantile(finite, 0.98))) if len(finite) else 2.0
     style = {"cmap": balance_map(colours), "s": 14, "edgecolors": [colours.given], "linewidths": 0.3, **style}
     if not {"c", "color"} & set(style):
         style = with_norm({"c": share, **style}, TwoSlopeNorm(1.0, 0.0, most))
     drawn = ax.scatter(*points.T, **style)
     ax.set_aspect("equal")
     if drawn.get_array() is not None:
-        above = bool((known > most).any()) and "norm" in style
+        above = bool((finite > most).any()) and "norm" in style
         colour_bar(drawn, ax, "moved / given mass", extend="max" if above else "neither")
 
 

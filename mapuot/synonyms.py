@@ -179,9 +179,9 @@ PLACES = {
 }
 
 
-def ours_for(word: str, groups: Iterable[Group], known: Iterable[str]) -> list[str]:
+def ours_for(word: str, groups: Iterable[Group], candidates: Iterable[str]) -> list[str]:
     """Return the known names whose group has the word, or else the known names that are spelled like it."""
-    names = list(known)
+    names = list(candidates)
     meant = [name for group in groups if word in group.ours + group.theirs for name in group.ours + group.theirs]
     return [name for name in dict.fromkeys(meant) if name in names] or difflib.get_close_matches(word, names, 2, 0.75)
 
@@ -256,14 +256,14 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
 
     ``open_ended``: the function hands other keywords on, so that only words of the table are mistakes.
     """
-    known = [name for name in parameters if name != "self"]
+    own = [name for name in parameters if name != "self"]
     for word in named:
         foreign = any(word in group.theirs for group in ARGUMENTS)
-        if word in known or (open_ended and not foreign):
+        if word in own or (open_ended and not foreign):
             continue
-        meant = ours_for(word, ARGUMENTS, known)
+        meant = ours_for(word, ARGUMENTS, own)
         if meant or not open_ended:
-            told = hint(word, meant, REMARKS) or f": it takes {', '.join(known)}"
+            told = hint(word, meant, REMARKS) or f": it takes {', '.join(own)}"
             return f"{called}() has no {word}{told}"
     return None
 
@@ -280,8 +280,8 @@ class Hints:
             text = f"{public_name(kind)} has no {name}"
             if not name.startswith("__"):
                 meant = [group.ours[0] for group in ATTRIBUTES if name in group.theirs]
-                known = [x for x in meant if x in vars(self) or hasattr(kind, x)]
-                text += hint(name, known, ATTRIBUTE_REMARKS)
+                present = [x for x in meant if x in vars(self) or hasattr(kind, x)]
+                text += hint(name, present, ATTRIBUTE_REMARKS)
             raise AttributeError(text, name=name, obj=self)
 
 

@@ -795,8 +795,8 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
 
     def second(solved: list[Any], grad: Any) -> Any:
         metric = solved[0].problem.cost.cloud.core[0]
-        known = metric.square and not metric.unit
-        if known:
+        is_squared = metric.square and not metric.unit
+        if is_squared:
             return functools.partial(second_derivative, solved, grad)
         return None
 

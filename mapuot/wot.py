@@ -257,14 +257,14 @@ class OTModel(Hints):
             self.growth = np.ones(count)
         else:
             self.growth = as_column(*given_growth)
-        known = ~np.isnan(self.days)
-        wrong = known & ~(np.isfinite(self.growth) & (self.growth >= 0))
+        has_day = ~np.isnan(self.days)
+        wrong = has_day & ~(np.isfinite(self.growth) & (self.growth >= 0))
         if wrong.any():
             k = int(np.argmax(wrong))
             raise ValueError(f"growth must be finite and >= 0, got {self.growth[k]:g} for {self._cell(k)}")
-        _, first = np.unique(self.days[known], return_index=True)
-        self.timepoints = [float(t) for t in self.days[known][first]]
-        self.given_days = list(np.asarray(given_days[0])[known][first])  # keys of CellRank's couplings
+        _, first = np.unique(self.days[has_day], return_index=True)
+        self.timepoints = [float(t) for t in self.days[has_day][first]]
+        self.given_days = list(np.asarray(given_days[0])[has_day][first])  # keys of CellRank's couplings
         self.couplings: dict[tuple[float, float], Coupling] = {}
 
     def coupling(self, t0: float, t1: float) -> Coupling:
@@ -491,9 +491,9 @@ def score(data: Any, genes: Any, count: int, name: str) -> F64:
     """Return given scores, or the mean over genes of their z-scores, cut at 5 as in wot."""
     if isinstance(genes, str) or as_array(genes, name).dtype.kind not in "UTO":
         return as_column(*column(data, genes, "", count, name))
-    known = {gene: k for k, gene in enumerate(getattr(data, "var_names", ()))}
-    there = [known[gene] for gene in genes if gene in known]
-    missing = [str(gene) for gene in genes if gene not in known]
+    column_of = {gene: k for k, gene in enumerate(getattr(data, "var_names", ()))}
+    there = [column_of[gene] for gene in genes if gene in column_of]
+    missing = [str(gene) for gene in genes if gene not in column_of]
     if not there:
         raise ValueError(f"{name} must be names of genes in data.var_names, got {shown(missing)}")
     if missing:
@@ -515,19 +515,19 @@ def coordinates_of(data: Any, representation: str | None) -> Any:
         if is_sparse(X) or (hasattr(X, "shape") and not hasattr(X, "iloc")):
             return X
         return as_array(X, "data")
-    known = [*getattr(data, "obsm", ())]
-    if representation not in known:
-        raise ValueError(f"representation must be a matrix of data.obsm, {shown(known)}, got {representation!r}")
+    keys = [*getattr(data, "obsm", ())]
+    if representation not in keys:
+        raise ValueError(f"representation must be a matrix of data.obsm, {shown(keys)}, got {representation!r}")
     return as_array(data.obsm[representation], f"obsm[{representation!r}]")
 
 
 def obs_column(obs: Any, field: str, name: str) -> Any:
     if obs is None or field not in obs:
         if obs is not None:
-            known = shown([*obs])
+            choices = shown([*obs])
         else:
-            known = "which the data has not"
-        raise ValueError(f"{name} must be (cells,) values or a column of obs, {known}, got {field!r}")
+            choices = "which the data has not"
+        raise ValueError(f"{name} must be (cells,) values or a column of obs, {choices}, got {field!r}")
     return obs[field]
 
 

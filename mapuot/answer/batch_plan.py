@@ -427,7 +427,7 @@ class BatchPlan:
         xp = self.xp
         f = self.empty(0)
         back = self.empty(1)
-        known = np.zeros(len(self.problem), bool)
+        is_computed = np.zeros(len(self.problem), bool)
         g, out_rows, out_cols = map(self.backend.to_memory, (g, out_rows, out_cols))
 
         def block(which: Any) -> None:
@@ -439,7 +439,7 @@ class BatchPlan:
             self.put(f, which, low)
             high = (M - xp.where(low == np.inf, -np.inf, low)[:, :, None]).min(1)
             self.put(back, which, xp.where(out_cols[at][:, :n], -np.inf, high))
-            known[which] = True
+            is_computed[which] = True
 
         self.sweep(block, lambda _: None)
-        return host(f), host(back), known
+        return host(f), host(back), is_computed

@@ -82,10 +82,10 @@ def hvp(result: Any, w: ArrayLike, tol: float = 1e-6, max_steps: int = 1000, bot
         factor = 1.0
     else:
         factor = np.sqrt(cloud.weights)
-    known = slice(0, cloud.dim - cloud.bits)
-    centre = cloud.rows[:, known].mean(0)
-    x = cloud.rows[:, known] - centre
-    y = cloud.targets[:, known] - centre
+    numeric = slice(0, cloud.dim - cloud.bits)
+    centre = cloud.rows[:, numeric].mean(0)
+    x = cloud.rows[:, numeric] - centre
+    y = cloud.targets[:, numeric] - centre
     moved = product(result, x, y, 2 * cloud.core[1], factor * weights.astype(np.float64), bool(both), tol, max_steps)
     return np.asarray(factor * moved)
 

@@ -141,9 +141,9 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
     values["forbidden"] = bool(values["forbidden"])
     values |= {name: np.asarray(values[name]) for name in (*VECTORS, "upper_a", "upper_b", "trace") if name in values}
     names = ("status", STATUSES), ("penalty_a", PENALTIES), ("penalty_b", PENALTIES)
-    for name, known in (*names, ("reference", (*REFERENCES, "matrix")), ("dtype", ("float32", "float64"))):
-        if values[name] not in known:
-            raise ValueError(f"{name} must be one of {list(known)}, got {shown(values[name])}")
+    for name, choices in (*names, ("reference", (*REFERENCES, "matrix")), ("dtype", ("float32", "float64"))):
+        if values[name] not in choices:
+            raise ValueError(f"{name} must be one of {list(choices)}, got {shown(values[name])}")
     if not values["reg"] > 0:
         raise ValueError(f"reg must be > 0, got {values['reg']}")
     lengths = {name: len(values[side]) for side in "ab" for name in (side, "rho_" + side, "upper_" + side)}

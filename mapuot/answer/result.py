@@ -653,14 +653,14 @@ class Result(CertifiedAnswer, Answer):
         sign, the second by the next 20 bits of the entries in one bin.
         """
         found, wanted = 0, np.nan
-        for known, bits in ((0, 19), (19, 20)):
+        for n_done, bits in ((0, 19), (19, 20)):
             mass = np.zeros(1 << bits)
-            shift = 63 - known - bits
+            shift = 63 - n_done - bits
             for _, block in self._blocks():
                 values = block.data if is_sparse(block) else block
                 entries = values.astype(np.float64, order="C", copy=False).ravel()
                 code = entries.view(np.int64) >> shift
-                if known:
+                if n_done:
                     inside = code >> bits == found
                     entries = entries[inside]
                     code = code[inside] & ((1 << bits) - 1)

@@ -113,8 +113,8 @@ def gradient_of_costs(result: Any) -> Gradient:
         raise NotImplementedError("gradient is for one process: comm must be None")
     else:
         a, b = (mass_slope(result, rows) for rows in (True, False))
-    known = p.cost.held or p.cost.operator == "pairs"
-    return Gradient(None, None, a, b, result.error_bound * result.mass, result.plan if known else None)
+    has_stored_plan = p.cost.held or p.cost.operator == "pairs"
+    return Gradient(None, None, a, b, result.error_bound * result.mass, result.plan if has_stored_plan else None)
 
 
 def cloud_of(result: Any) -> PointCosts:
@@ -235,8 +235,8 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
 def centred(cloud: PointCosts) -> tuple[Any, Any]:
     """Return both clouds in the core's coordinates, centred: far from the origin r x - P y would lose digits."""
     if cloud.core[0].unit:
-        known = slice(0, cloud.dim - cloud.bits)
-        return cloud.rows[:, known], cloud.targets[:, known]
+        numeric = slice(0, cloud.dim - cloud.bits)
+        return cloud.rows[:, numeric], cloud.targets[:, numeric]
     if cloud.here:
         rows, columns = cloud.here
         centre = rows.mean(0)
@@ -320,9 +320,9 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
         most = max(float(np.sqrt(((p * w) ** 2).sum(1).max())) for p in (cloud.x, cloud.y))
         steep = sizes = scale * abs(metric.product) * most
     elif not metric.square:
-        known = metric.up_to(largest / scale)
-        steep = scale * root * known.slope
-        sizes = scale * root * known.sizes
+        bounds = metric.up_to(largest / scale)
+        steep = scale * root * bounds.slope
+        sizes = scale * root * bounds.sizes
     elif metric.unit:
         shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
         if shortest > 0:

@@ -26,8 +26,8 @@ def tensor_among(*values: Any) -> Any:
     """Return the first value that is a tensor of real numbers in memory, dense or CSR, else None."""
     torch: Any = sys.modules.get("torch")
     for x in values if torch else ():
-        known = isinstance(x, torch.Tensor) and x.layout in (torch.strided, torch.sparse_csr)
-        if known and not (x.is_complex() or x.is_meta):
+        is_tensor = isinstance(x, torch.Tensor) and x.layout in (torch.strided, torch.sparse_csr)
+        if is_tensor and not (x.is_complex() or x.is_meta):
             return x
     return None
 

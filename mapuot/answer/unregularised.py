@@ -78,9 +78,9 @@ def started(log_v: F64, out: Any) -> F64:
 
 def value_of_potentials(p: Any, potentials: Any, start: F64) -> float:
     """Return the dual value without entropy of (f, g), less a bound on its rounding; ``start``: g before."""
-    known = np.abs(np.concatenate([y[np.isfinite(y)] for y in (potentials[0], start)])).max(initial=0.0)
+    largest_log = np.abs(np.concatenate([y[np.isfinite(y)] for y in (potentials[0], start)])).max(initial=0.0)
     largest = max(abs(p.M_min), abs(p.M_max))
-    slack = 2 * EXPONENT_ROUNDING * (2 * known + largest) + p.cost.error(p.M_max)
+    slack = 2 * EXPONENT_ROUNDING * (2 * largest_log + largest) + p.cost.error(p.M_max)
     low = size = 0.0
     for side, y, out in zip((p.rows, p.cols), potentials, outside(p), strict=True):
         f = np.where(out, -np.inf, y - slack)
@@ -118,7 +118,7 @@ def bounds_of_batch(result: Any) -> tuple[F64, F64]:
     plan = BatchPlan(result)
     out = [left_out_of_batch(problem, axis) for axis in (0, 1)]
     start = np.reshape(problem.regs, (-1, 1)) * started(host(result.own_logs[1]), out[1])
-    f, g, known = plan.transforms(start, *out)
+    f, g, is_computed = plan.transforms(start, *out)
     cost, rows, cols = plan.sums()
     low = np.full(p, -np.inf)
     high = np.full(p, np.inf)
@@ -127,7 +127,7 @@ def bounds_of_batch(result: Any) -> tuple[F64, F64]:
         m, n = one.shape
         sides = (one.rows, one.rows.weight, None, rows[i, :m]), (one.cols, one.cols.weight, None, cols[i, :n])
         with np.errstate(invalid="ignore", over="ignore"):
-            if known[i]:
+            if is_computed[i]:
                 low[i] = value_of_potentials(one, (f[i, :m], g[i, :n]), start[i, :n])
             else:
                 low[i] = lowest(result[i])

@@ -125,10 +125,10 @@ class BarycenterResult(AnswerHints):
             masses = f"mass {mass:.6g}"
         else:
             masses = f"masses {mass.min():.6g} to {mass.max():.6g}"
-        known = describe_bound(self.error_bound)
+        bound = describe_bound(self.error_bound)
         if self.error_bound == np.inf > self.gap:
-            known = f"gap {self.gap:.1e}"
-        ended = f"{state} after {self.n_passes} passes, {known}, last change {self.change:.1e}"
+            bound = f"gap {self.gap:.1e}"
+        ended = f"{state} after {self.n_passes} passes, {bound}, last change {self.change:.1e}"
         return f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {ended}, {masses}>"
 
 

@@ -268,13 +268,14 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
     ends = ("gap", "error_bound", "dual", "mass", "n_passes", "status", "how")
     A = joined([p.A for p in problems], m)
     B = joined([p.B for p in problems], n)
-    known = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1))), "c_mass": joined([p.c_mass for p in problems])}
-    known |= {"M_min": min(p.M_min for p in problems), "M_max": max(p.M_max for p in problems)}
-    known |= {"forbidden": any(p.forbidden for p in problems), "reg": float(own.reg.min())}
+    members = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1)))}
+    members |= {"c_mass": joined([p.c_mass for p in problems])}
+    members |= {"M_min": min(p.M_min for p in problems), "M_max": max(p.M_max for p in problems)}
+    members |= {"forbidden": any(p.forbidden for p in problems), "reg": float(own.reg.min())}
     constant = joined([np.broadcast_to(p.constant, len(p)) for p in problems])
     if constant.any():
-        known |= {"cost": cost.less_each(constant), "constant": constant}
-    problem = dataclasses.replace(problems[0], **{"cost": cost, "each": own, **known})
+        members |= {"cost": cost.less_each(constant), "constant": constant}
+    problem = dataclasses.replace(problems[0], **{"cost": cost, "each": own, **members})
     logs = joined([x.own_logs[0] for x in parts], m, -np.inf), joined([x.own_logs[1] for x in parts], n, -np.inf)
     marginals = joined([x.row_marginal for x in parts], m), joined([x.col_marginal for x in parts], n)
     told = tuple(joined([getattr(x, name) for x in parts]) for name in ends)
@@ -299,8 +300,8 @@ def part_of(M: Any, A: Any, B: Any, start: Any, own: Own, reg_m: Any, which: Any
     ]
     mine = own.of(which)
     rhos = tuple(x if rho is None else rho[:, None] for x, rho in zip(reg_m, mine[1:], strict=True))
-    known = {"M": cost, "A": tables[0], "B": tables[1], "reg": mine.reg, "reg_m": rhos}
-    return known | ({"warm_start": (tables[2], tables[3])} if start else {})
+    arguments = {"M": cost, "A": tables[0], "B": tables[1], "reg": mine.reg, "reg_m": rhos}
+    return arguments | ({"warm_start": (tables[2], tables[3])} if start else {})
 
 
 def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
@@ -358,12 +359,12 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
     """Return the initial (log u, log v) of all problems, on the device of A; (None, None) for zeros."""
     if warm_start is None:
         return None, None
-    known = isinstance(warm_start, BatchResult)
-    if known:
+    is_result = isinstance(warm_start, BatchResult)
+    if is_result:
         logs = warm_start.own_logs
         scale = column(warm_start.problem.regs / problem.regs, namespace(logs[0]))
         warm_start = tuple(scale * x for x in logs)
     given = as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")
-    if known:
+    if is_result:
         return given
     return less_constant(given, problem)

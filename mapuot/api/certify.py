@@ -254,10 +254,10 @@ def one_pass(dense: Problem, backend: Backend, result: Result, threads: int | No
     """
     options = make_options("translation_invariant", "float64", 1e-300, None, threads)
     log_v = result.own_logs[1]
-    known = np.isfinite(log_v)
-    lonely = ~known & (dense.cols.weight > 0)
+    is_finite = np.isfinite(log_v)
+    lonely = ~is_finite & (dense.cols.weight > 0)
     run = Run(backend, 1 + bool(lonely.any()))
-    start = np.where(known, log_v, np.min(log_v, where=known, initial=0.0))
+    start = np.where(is_finite, log_v, np.min(log_v, where=is_finite, initial=0.0))
     with np.errstate(all="ignore"):
         run.run(dense, options, start)
     return Result(dense, backend, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)

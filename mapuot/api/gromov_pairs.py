@@ -171,7 +171,7 @@ def gromov_pairwise(
     given = options.keys() - set(OPTIONS)
     if given:
         raise TypeError(f"options must be of {OPTIONS}, got {sorted(given)}")
-    known = [space_of(x, metric, power, f"spaces[{k}]") for k, x in enumerate(spaces)]
+    measured = [space_of(x, metric, power, f"spaces[{k}]") for k, x in enumerate(spaces)]
     limits = Limits(
         validate.as_count(max_iter, "max_iter"), as_positive(tol, "tol"), as_positive(inner_tol, "inner_tol")
     )
@@ -181,11 +181,11 @@ def gromov_pairwise(
     names = [validate.as_choice(name, "init", STARTS) for name in (init if isinstance(init, list) else [init])]
     if not names:
         raise ValueError(f"init must be of {STARTS}, got an empty list")
-    chosen = as_pairs(pairs, len(known))
-    problems = SmallSpaces(known, masses, features, alpha, reg, reg_m)
+    chosen = as_pairs(pairs, len(measured))
+    problems = SmallSpaces(measured, masses, features, alpha, reg, reg_m)
     if "rows" in names:
         problems.sort_rows()
-    found = GromovPairs(chosen, len(known), keep_plans)
+    found = GromovPairs(chosen, len(measured), keep_plans)
     with progress_bar(progress, total=len(chosen), desc="mapuot", unit="pair") as bar:
         for some in problems.batches(chosen, options.get("backend") == "cuda"):
             tasks = [problems.task(i, j) for i, j in chosen[some]]
@@ -261,8 +261,8 @@ def best_of_starts(
         elif name == "noise":
             plans = [by_noise(task, options)[0] for task in tasks]
         for k, end in enumerate(descend_together(tasks, plans, limits, options)):
-            known = best[k]
-            if known is None or sum(end.parts) < sum(known.parts):
+            so_far = best[k]
+            if so_far is None or sum(end.parts) < sum(so_far.parts):
                 best[k] = end
     return [end for end in best if end is not None]
 

@@ -267,7 +267,7 @@ def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
     """Solve a plain problem by one call of the core or of a GPU; else return the place where the stages begin."""
     if plain is None or not call.is_quiet:
         return Start(call.warm_start)
-    if plain.known:
+    if plain.shared_sides:
         return on_device.in_one_call(call, plain)
     if plain.cost.size > SERIAL_ENTRIES:
         return Start()

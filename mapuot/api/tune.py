@@ -155,7 +155,7 @@ def tune(
         at = f"reg {math.exp(log_reg):.6g} and reg_m {math.exp(log_reg_m):.6g}"
         wanted = f"mass and sharpness must be those of a plan of this problem, got {shown(mass)} and {shown(sharpness)}"
         raise ValueError(f"{wanted}: the nearest that was found has {told}, at {at}, and ended {result.status!r}")
-    curve = sorted(search.known.values(), key=lambda one: (one.problem.reg, one.problem.rows.rho_range[0]))
+    curve = sorted(search.results.values(), key=lambda one: (one.problem.reg, one.problem.rows.rho_range[0]))
     return Tuned(math.exp(log_reg), math.exp(log_reg_m), result, curve)
 
 
@@ -165,7 +165,7 @@ class Search:
     def __init__(self, M: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
         self.arguments = (M, a, b)
         self.options = options
-        self.known: dict[tuple[float, float], Result] = {}
+        self.results: dict[tuple[float, float], Result] = {}
         self.last: Any = options.pop("warm_start", None)
         backend = pick(options.get("backend", "auto"), M, a, b)
         if options.get("scale_cost"):
@@ -175,13 +175,13 @@ class Search:
 
     def solve(self, log_reg: float, log_reg_m: float) -> Result:
         key = log_reg, log_reg_m
-        if key not in self.known:
+        if key not in self.results:
             reg, reg_m = map(math.exp, key)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ScalingWarning)  # little mass moves where the search asks for it
                 self.last = solve(*self.arguments, reg=reg, reg_m=reg_m, warm_start=self.last, **self.options)
-            self.known[key] = self.last
-        return self.known[key]
+            self.results[key] = self.last
+        return self.results[key]
 
     def share(self, log_reg: float, log_reg_m: float) -> float:
         result = self.solve(log_reg, log_reg_m)
@@ -225,13 +225,13 @@ def root(
     """
     from scipy.optimize import brentq  # noqa: PLC0415 - on first use
 
-    known: dict[float, float] = {}
+    shares: dict[float, float] = {}
 
     def apart(x: float) -> float:
         """Return the difference of the log odds, or 0 if it is small, which ends the search."""
-        if x not in known:
-            known[x] = function(x)
-        difference = sign * (logit(known[x]) - logit(wanted))
+        if x not in shares:
+            shares[x] = function(x)
+        difference = sign * (logit(shares[x]) - logit(wanted))
         return difference if abs(difference) > CLOSE else 0.0
 
     low = high = first
@@ -242,15 +242,15 @@ def root(
         high = high + LOG_STEP
     if low < high and apart(low) <= 0 <= apart(high):
         brentq(apart, low, high, xtol=NARROW)
-    best = min(known, key=lambda x: abs(apart(x)))
+    best = min(shares, key=lambda x: abs(apart(x)))
     if must_meet and abs(apart(best)) > WITHIN:
-        if min(map(apart, known)) < 0:
-            ends = [max(x for x in known if apart(x) < 0)]
+        if min(map(apart, shares)) < 0:
+            ends = [max(x for x in shares if apart(x) < 0)]
         else:
             ends = []
-        if max(map(apart, known)) > 0:
-            ends.append(min(x for x in known if apart(x) > 0))
-        nearest = " and ".join(f"{known[x]:.6g} (at {name} {math.exp(x):.9g})" for x in ends)
+        if max(map(apart, shares)) > 0:
+            ends.append(min(x for x in shares if apart(x) > 0))
+        nearest = " and ".join(f"{shares[x]:.6g} (at {name} {math.exp(x):.9g})" for x in ends)
         raise ValueError(f"{what}, got {wanted:.6g}: the nearest found are {nearest}")
     return best
 

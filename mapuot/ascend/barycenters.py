@@ -327,10 +327,10 @@ class DebiasedBarycenter(Barycenter):
 
     def image(self, found: Means, exact: bool) -> F64:
         """Return the next log v; record the change of q or the missed row mass, whichever is larger."""
-        known = self.kept is not None
+        has_start = self.kept is not None
         mass = found.mass
         image = super().image(found, exact)
-        if known and mass > 0:
+        if has_start and mass > 0:
             self.change = max(self.change, self.missed / mass)
         else:
             self.change = math.inf

@@ -49,7 +49,7 @@ class KeptPairs:
             log_v = run.run(pairs, own, log_v)
             if self.skip and run.trace[-1].error < 1:
                 self.skip.state = PassState(*run.potentials, *run.marginals)
-                self.skip.known = True
+                self.skip.has_marginals = True
                 self.skip.rough = run.trace[-1].error > BOXES.rough_error
             if run.outcome.status in ("converged", "cancelled", *FAILED):
                 break
@@ -103,25 +103,25 @@ class KeptPairs:
         if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
         if before is None:
-            known = task
+            pattern = task
         else:
-            known = dataclasses.replace(before, reg=task.reg)
-        found = self.near(task, x, nats, int(2 * PAIRS.most_share * task.size), known)
+            pattern = dataclasses.replace(before, reg=task.reg)
+        found = self.near(task, x, nats, int(2 * PAIRS.most_share * task.size), pattern)
         if found is None:
             return None
         self.task = found
         return found
 
-    def near(self, task: Problem, x: F64, nats: float, most: int, known: Problem) -> Problem | None:
-        """Keep at most ``most`` pairs near column exponents x; the pairs of ``known`` give the row exponents."""
+    def near(self, task: Problem, x: F64, nats: float, most: int, pattern: Problem) -> Problem | None:
+        """Keep at most ``most`` pairs near column exponents x; the pairs of ``pattern`` give the row exponents."""
         backend = self.run.backend
         operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)
-        if known is task:
+        if pattern is task:
             whole = operator
         else:
-            whole = backend.operator_of(*parts_of(known), self.threads)
+            whole = backend.operator_of(*parts_of(pattern), self.threads)
         alpha = np.where(task.left_out[0], -np.inf, 0.0)
         beta = x - whole.balance(alpha, x)
         for exponents in alpha, beta:
@@ -152,5 +152,5 @@ class KeptPairs:
 
 def column_exponents(task: Problem, log_v: F64) -> F64:
     """Return log v plus the log reference of the columns; non-finite log v counts as 0, left out columns as -inf."""
-    known: F64 = np.where(np.isfinite(log_v), log_v, 0.0) + task.log_reference[1]
-    return np.where(task.left_out[1], -np.inf, known)
+    log_mass: F64 = np.where(np.isfinite(log_v), log_v, 0.0) + task.log_reference[1]
+    return np.where(task.left_out[1], -np.inf, log_mass)

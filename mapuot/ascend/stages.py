@@ -202,8 +202,9 @@ def before_steps(
 def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether Newton's steps with a factor may follow stalled passes."""
     cost = problem.cost
-    known = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1 and options.anderson_depth > 0
-    if not known or min(problem.shape) > backend.most_factored:
+    is_possible = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1
+    is_possible = is_possible and options.anderson_depth > 0
+    if not is_possible or min(problem.shape) > backend.most_factored:
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):
         return backend.factors_all_penalties

@@ -193,11 +193,11 @@ class Boxes:
         off = (half.offset * slope[:, None]).sum(2)
         flat = half.split(log, -np.inf) - off
         top = flat.max(1)
-        known = np.isfinite(top)
-        shares = np.exp(flat - np.where(known, top, 0.0)[:, None])
+        is_finite = np.isfinite(top)
+        shares = np.exp(flat - np.where(is_finite, top, 0.0)[:, None])
         total = shares.sum(1)
         with np.errstate(divide="ignore"):
-            log_mass = np.where(known, top, 0.0) + np.log(total)
+            log_mass = np.where(is_finite, top, 0.0) + np.log(total)
         shares = shares / np.where(total > 0, total, 1.0)[:, None]
         finite = np.abs(log[np.isfinite(log)]).max(initial=0.0)
         return TiltedSide(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
@@ -299,14 +299,14 @@ class Boxes:
         """
         *sides, arrays = self.tilt(state)
         _, *totals = self.sweep(arrays)
-        known = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
+        masses = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
         with np.errstate(divide="ignore"):
-            logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(known, totals, strict=True)]
+            logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(masses, totals, strict=True)]
         if self.together:
             logs[1][: len(logs[0])] = logs[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             over_sums = [np.fmax.reduce(np.log(y) - np.log(x / self.mass), initial=-np.inf)
-                         for x, y in zip(known, totals, strict=True)]  # fmt: skip
+                         for x, y in zip(masses, totals, strict=True)]  # fmt: skip
         low = [x[np.isfinite(x)].min(initial=0.0) for x in logs]
         rows = self.ranks
         self.wild = float(max(rows.max(over_sums[0]), over_sums[1]) - min(rows.min(low[0]), low[1]))
@@ -402,7 +402,7 @@ class Truncation:
         self.aim(tol, tol_gap)
         self.hidden = 0.0  # bound on the mass that the last settled pass skipped
         sums = float(problem.rows.ranks.sum(start.r.sum())), float(start.s.sum())
-        self.known = all(0 < x < math.inf for x in sums)  # marginals are known well enough to scale K; else balance K
+        self.has_marginals = all(0 < x < math.inf for x in sums)  # good enough to scale K; else K is balanced
         self.boxes: Boxes | None = None
         self.kept: KeptBoxes | None = None
 
@@ -425,7 +425,7 @@ class Truncation:
             goal = max(self.goal, 0.1 * BOXES.rough_error)
             least = 2.0
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least, nats), self.tol)
-        self.known = self.known and self.boxes.wild <= BOXES.most_excess
+        self.has_marginals = self.has_marginals and self.boxes.wild <= BOXES.most_excess
         whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
         if self.pairs > BOXES.correction_passes * whole * (self.kept.share if self.kept else 1.0):
             self.correct = self.plain = None
@@ -465,7 +465,7 @@ class Truncation:
         """Keep the state for the next mask; once the error is small, request a mask to replace the rough one."""
         if stat.rejected or not error < 1:
             return
-        self.state, self.known = state, True
+        self.state, self.has_marginals = state, True
         if self.rough and error <= BOXES.rough_error and stat.status == "running":
             self.rough = False
             request_kernel(stat)

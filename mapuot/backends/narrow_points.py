@@ -127,10 +127,10 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     moved = columns[:, :1], middle(cloud, xp)[:, None], factor
     x = laid(xp.empty(rows.shape).T, rows.T, *moved).T
     y = laid(xp.empty(columns.shape), columns, *moved)
-    known = cloud.dim - cloud.bits
+    n_numeric = cloud.dim - cloud.bits
     if cloud.bits:
-        x[:, known:] = HIDDEN * np.sign(rows[:, known:])
-        y[known:] = HIDDEN * np.sign(columns[known:])
+        x[:, n_numeric:] = HIDDEN * np.sign(rows[:, n_numeric:])
+        y[n_numeric:] = HIDDEN * np.sign(columns[n_numeric:])
     return x, y
 
 

@@ -242,15 +242,15 @@ class ReferenceWorkspace:
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
             noise = 1e-13 * float(mass) * (reg + kl)  # size of a negative gap that rounding explains
-            known = (noise if gap < 0 else gap) + 1e-316 * (1 + kl)
-            error = penalties.plan_error(known / mass / reg)  # >= KL(P* | P) / mass
+            safe_gap = (noise if gap < 0 else gap) + 1e-316 * (1 + kl)
+            error = penalties.plan_error(safe_gap / mass / reg)  # >= KL(P* | P) / mass
             if self.edges > 1:
                 error += self.edges * float(hard / mass + 2**-51)
             else:
                 error += float(hard / mass)
             error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)
-            root = np.sqrt(known) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
+            root = np.sqrt(safe_gap) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
             rounded = float(root**2 + rounding * mass * (2 * tv + prices))
         sound = np.isfinite(dual) and gap >= -noise and error < math.inf
         if not sound or not moved < math.inf:

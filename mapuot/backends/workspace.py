@@ -172,7 +172,7 @@ class Workspace:
         safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
         if safe and not problem.forbidden and problem.c is None:
             return np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb), None
-        if self.truncation and self.truncation.known:
+        if self.truncation and self.truncation.has_marginals:
             d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
             return d + la, e + lb, None
         alpha, beta = self.balance(out_u, plan_v)
@@ -267,8 +267,8 @@ class Workspace:
             truncation.look(stats[-1], self.iterate_state)
         else:
             truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
-        if self.progress_of("dead") > 0 and truncation.known:
-            truncation.known = False
+        if self.progress_of("dead") > 0 and truncation.has_marginals:
+            truncation.has_marginals = False
             request_kernel(stats[-1])
         return stats
 

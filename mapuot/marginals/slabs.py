@@ -34,8 +34,8 @@ class Slabs:
             return cls(costs, tuple(np.size(x) for x in masses))
         if isinstance(costs, (str, os.PathLike)):
             costs = mapped(costs)
-        known = type(costs).__module__.partition(".")[0] in LAZY and hasattr(costs, "ndim")
-        lazy = known or isinstance(costs, np.memmap)
+        is_lazy_array = type(costs).__module__.partition(".")[0] in LAZY and hasattr(costs, "ndim")
+        lazy = is_lazy_array or isinstance(costs, np.memmap)
         if lazy:
             array = costs
         else:

@@ -133,9 +133,9 @@ class Tree(CertifiedBody):
         up = found.messages["up"]
         made = self.whole_pass.back(back.flat)
         log_s = PerPoint(self.near.flat + back.flat, problem.places)
-        for (i, k), known in zip_longest(self.order[1:], made):
-            error = known
-            if known is None:
+        for (i, k), given in zip_longest(self.order[1:], made):
+            error = given
+            if given is None:
                 belief = problem.marginals[k].log_weight + host(found.log_u[k] + log_s[k] - up[i])
                 back[i], error = self.kernels[i].into_rows(belief)
                 log_s[i] += back[i]

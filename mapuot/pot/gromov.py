@@ -396,13 +396,13 @@ def of_gromov(original: Callable[..., Any]) -> Callable[..., Any]:
     """Make the stand-in of one of POT's functions; POT solves the problems that `mapuot.gromov` cannot."""
     ours = OURS[original.__name__]
     signature = inspect.signature(original)
-    known = inspect.signature(OURS[original.__name__.removesuffix("2")]).parameters
+    parameters = inspect.signature(OURS[original.__name__.removesuffix("2")]).parameters
 
     @functools.wraps(original, assigned=("__name__", "__qualname__", "__doc__"))
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = {name: x for name, x in bound.arguments.items() if name in known}
+        given = {name: x for name, x in bound.arguments.items() if name in parameters}
         if serves(given):
             return ours(**given)
         return original(*args, **kwargs)

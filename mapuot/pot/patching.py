@@ -143,7 +143,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         return None
     call = Call(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND, out=True)
     plain = read(call)
-    if plain and not plain.known:
+    if plain and not plain.shared_sides:
         result: Any = in_one_call(call, plain)
     else:
         result = None

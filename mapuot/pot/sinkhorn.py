@@ -425,8 +425,8 @@ def method_name(method: str | None) -> str | None:
         warn("Method not implemented yet. Running 'sinkhorn' instead")
         return "sinkhorn"
     if name not in NAMED:
-        known = [*NAMED, "sinkhorn_reg_scaling"]
-        raise ValueError(f"Unknown method {method!r}: must be one of {known} or None")
+        names = [*NAMED, "sinkhorn_reg_scaling"]
+        raise ValueError(f"Unknown method {method!r}: must be one of {names} or None")
     return name
 
 

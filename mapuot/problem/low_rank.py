@@ -85,12 +85,12 @@ class LowRankReference(UserCost):
             If the table has another shape, or a label is missing.
         """
         labels, _ = pair_of((host(x), host(y)), [np.size(x), np.size(y)])
-        known = [np.unique(z, return_inverse=True) for z in labels]
+        classes = [np.unique(z, return_inverse=True) for z in labels]
         weights = as_factor(table, "table")
-        shape = tuple(len(names) for names, _ in known)
+        shape = tuple(len(names) for names, _ in classes)
         if weights.shape != shape:
             raise ValueError(f"table must have shape {shape}, a row and a column for each label, got {weights.shape}")
-        return cls(weights[np.ravel(known[0][1])], np.eye(shape[1])[np.ravel(known[1][1])])
+        return cls(weights[np.ravel(classes[0][1])], np.eye(shape[1])[np.ravel(classes[1][1])])
 
 
 def as_factor(value: Any, name: str) -> F64:

@@ -36,10 +36,10 @@ def joined(blocks: list[PackedParts], n: int) -> tuple[int, list[Any], Any]:
     column = np.concatenate(columns)
     graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
     _, label = csgraph.connected_components(graph.tocsr(), directed=False)
-    known, number = np.unique(label[:total], return_inverse=True)
-    count = len(known)
+    present, number = np.unique(label[:total], return_inverse=True)
+    count = len(present)
     whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # ``count``: a column without a partner
-    whole[known] = np.arange(count)
+    whole[present] = np.arange(count)
     new = [np.append(number[k0:k1], count).astype(np.int32) for k0, k1 in itertools.pairwise(first)]
     return count, new, whole[label[total:]]
 

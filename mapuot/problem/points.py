@@ -349,8 +349,8 @@ class PointCosts(Cost):
 
     def truncates(self, pairs: int) -> bool:
         """Tell whether pairs may be skipped, given the number of pairs of all ranks."""
-        known = METRICS[self.metric].skips
-        return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= POINTS.auto_entries)
+        can_skip = METRICS[self.metric].skips
+        return isinstance(self.truncate, float) or (can_skip and bool(self.truncate) and pairs >= POINTS.auto_entries)
 
     @property
     def cloud(self) -> "PointCosts":
@@ -401,9 +401,9 @@ class PointCosts(Cost):
         """Bound the costs by boxes around all points, and the largest cost also by balls around the middle of y."""
         metric, scale = self.core
         x, columns = self.there or (self.rows, self.columns)
-        known = self.dim - self.bits
-        x = x[:, :known]
-        y = columns[:known, : self.shape[1]]
+        n_numeric = self.dim - self.bits
+        x = x[:, :n_numeric]
+        y = columns[:n_numeric, : self.shape[1]]
         x_low, x_high = corners(x)
         y_low, y_high = corners(y.T)
         order = metric.norm
@@ -437,9 +437,9 @@ class PointCosts(Cost):
         if not self.bits:
             return None
         rows, cols = self._codes()
-        known = np.intersect1d(np.concatenate(ranks.all(np.unique(rows))), cols)
-        found = (np.where(np.isin(z, known), np.searchsorted(known, z), len(known)) for z in (rows, cols))
-        return Parts(len(known), *found)
+        common = np.intersect1d(np.concatenate(ranks.all(np.unique(rows))), cols)
+        found = (np.where(np.isin(z, common), np.searchsorted(common, z), len(common)) for z in (rows, cols))
+        return Parts(len(common), *found)
 
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and the roundings of scaled coordinates.
@@ -465,8 +465,8 @@ class PointCosts(Cost):
         elif self.weights is None:
             moved = 4 * unit * self.label
         else:
-            known = slice(0, d - self.bits)
-            points = self.rows[:, known], self.columns[known].T
+            numeric = slice(0, d - self.bits)
+            points = self.rows[:, numeric], self.columns[numeric].T
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
             moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
         if self.rounded:
@@ -596,14 +596,14 @@ def softened(cloud: PointCosts, rows: Any, columns: Any) -> tuple[Any, Any]:
     """Return coordinates for boxes and clusters: labels as far apart as the points y, so that no pair costs more."""
     if not cloud.bits:
         return rows, columns
-    known = cloud.dim - cloud.bits
+    n_numeric = cloud.dim - cloud.bits
     n = cloud.shape[1]
-    low, high = corners(columns[:known, :n].T)
+    low, high = corners(columns[:n_numeric, :n].T)
     far = float(np.max(high - low)) or 1.0
     rows = rows.copy()
     columns = columns.copy()
-    rows[:, known:] = far * np.sign(rows[:, known:])
-    columns[known:] = far * np.sign(columns[known:])
+    rows[:, n_numeric:] = far * np.sign(rows[:, n_numeric:])
+    columns[n_numeric:] = far * np.sign(columns[n_numeric:])
     return rows, columns
 
 

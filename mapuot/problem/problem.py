@@ -91,8 +91,8 @@ def farthest(costs: F64) -> float:
 
 
 @formula
-def exponent(log: F64, known: F64) -> F64:
-    total = log + known
+def exponent(log: F64, log_reference: F64) -> F64:
+    total = log + log_reference
     return np.where(np.isfinite(total), total, -np.inf)
 
 
@@ -415,7 +415,7 @@ class Problem(Common):
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Return log u_i + log a_i and log v_j + log b_j, the plan's exponent without M and c; -inf for zeros."""
-        alpha, beta = (exponent(x, known) for x, known in zip((log_u, log_v), self.log_reference, strict=True))
+        alpha, beta = (exponent(x, reference) for x, reference in zip((log_u, log_v), self.log_reference, strict=True))
         return alpha, beta
 
     def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
@@ -616,8 +616,8 @@ class BatchProblem(Common):
         else:
             own = self.each.of(which)
         masses = self.masses[0][which], self.masses[1][which]
-        known = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
-        known |= {"constant": self.constant[which] if np.ndim(self.constant) else self.constant}
+        members = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
+        members |= {"constant": self.constant[which] if np.ndim(self.constant) else self.constant}
         if own is not None:
             if isinstance(which, slice):
                 first = 0
@@ -625,9 +625,9 @@ class BatchProblem(Common):
                 first = int(which[0])
             if isinstance(which, slice):
                 first = which.indices(len(self))[0]
-            known |= {side: self.side_of(first, side == "rows", k) for side, k in (("rows", m), ("cols", n))}
-            known |= {"reg": float(own.reg.min())}
-        return dataclasses.replace(self, **known)
+            members |= {side: self.side_of(first, side == "rows", k) for side, k in (("rows", m), ("cols", n))}
+            members |= {"reg": float(own.reg.min())}
+        return dataclasses.replace(self, **members)
 
     def groups(self, backend: Backend, scales: bool) -> Iterator[tuple[Any, "BatchProblem", F64]]:
         """Divide problems with their own reg and reg_m into batches that share both.
@@ -649,13 +649,13 @@ class BatchProblem(Common):
             some = self.some(which)
             first = int(which[0])
             factor = reg[which] / reg[first]
-            known: dict[str, Any] = {"each": None, "reg": float(reg[first])}
+            members: dict[str, Any] = {"each": None, "reg": float(reg[first])}
             if (factor != 1).any():
                 largest = max(abs(some.M_min), abs(some.M_max))
                 cost = some.cost.scaled(1 / factor, largest)
-                low, high, forbidden = validate.as_range(cost.flat, known["reg"], backend)
-                known |= {"cost": cost, "M_min": low, "M_max": high, "forbidden": forbidden}
-            yield which, dataclasses.replace(some, **known), factor
+                low, high, forbidden = validate.as_range(cost.flat, members["reg"], backend)
+                members |= {"cost": cost, "M_min": low, "M_max": high, "forbidden": forbidden}
+            yield which, dataclasses.replace(some, **members), factor
 
     def alone(self, i: int, backend: Backend, threads: int) -> Problem:
         """Return problem i as `solve` makes it, with its own range, and for clouds a formed matrix if it saves time."""
@@ -685,13 +685,13 @@ class BatchProblem(Common):
         Parts of a shared M are computed once for equal sets of points.
         """
         factors: dict[int, F64] = {}
-        known: dict[Any, Parts | None] = {}
+        parts: dict[Any, Parts | None] = {}
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
             key = 0 if self.one_cost else i, *(out.tobytes() for out in one.left_out)
-            if key not in known:
-                known = {key: one.several_parts}
-            validate.check_parts(one.rows, one.cols, known[key], f"problem {i}: ")
-            factor = validate.evening_of_parts(one.rows, one.cols, known[key])
+            if key not in parts:
+                parts = {key: one.several_parts}
+            validate.check_parts(one.rows, one.cols, parts[key], f"problem {i}: ")
+            factor = validate.evening_of_parts(one.rows, one.cols, parts[key])
             if factor is not None:
                 factors[i] = factor
         if not factors:
@@ -789,8 +789,8 @@ class BatchProblem(Common):
         found = np.array([constant_of(*one) for one in zip(low, high, regs, strict=True)])
         if not found.any():
             return self
-        known: dict[str, Any] = {"M_min": float((low - found).min()), "M_max": float((high - found).max())}
-        return dataclasses.replace(self, cost=self.cost.less_each(found), **known, constant=found)
+        members: dict[str, Any] = {"M_min": float((low - found).min()), "M_max": float((high - found).max())}
+        return dataclasses.replace(self, cost=self.cost.less_each(found), **members, constant=found)
 
     @property
     def is_hard(self) -> Any:

@@ -79,8 +79,9 @@ def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: tuple[F64
         cure = "solve, solve_sample, path and tune have it"
         raise ValueError(f"scale_cost must be one of {[*SCALES]} here, got {how!r}: {cure}")
     name = as_choice(how, "scale_cost", SCALES if masses is None else [*SCALES, *WEIGHTED])
-    known = masses if name in WEIGHTED else None
-    own = [some_costs(cost_of(one), ALL // len(costs), ranks, known) for one in costs]
+    if name not in WEIGHTED:
+        masses = None
+    own = [some_costs(cost_of(one), ALL // len(costs), ranks, masses) for one in costs]
     found, weights = (np.concatenate(ranks.all(np.concatenate(parts))) for parts in zip(*own, strict=True))
     if not weights.any():
         scale = 0.0
@@ -119,26 +120,26 @@ def scales_of(cost: Any, how: Any, form: Callable[[Any], Any]) -> F64:
         inside = [
             xp.arange(k) < xp.asarray(count[which])[:, None] for k, count in zip(M.shape[1:], (rows, cols), strict=True)
         ]
-        known = inside[0][:, :, None] & inside[1][:, None] & xp.isfinite(M)
-        found[which] = host(statistics(name, M.reshape(len(which), -1), known.reshape(len(which), -1)))
+        is_counted = inside[0][:, :, None] & inside[1][:, None] & xp.isfinite(M)
+        found[which] = host(statistics(name, M.reshape(len(which), -1), is_counted.reshape(len(which), -1)))
     return np.array([as_positive(float(x), f"the {name} of the costs") for x in found])
 
 
-def statistics(name: str, values: Any, known: Any) -> Any:
+def statistics(name: str, values: Any, is_counted: Any) -> Any:
     """Return the statistic of the known values of each row, (p,); 0 for a row without any."""
     xp = namespace(values)
-    count = known.sum(1)
+    count = is_counted.sum(1)
     some = xp.maximum(count, 1)
     if name == "max":
-        found = xp.where(known, values, -np.inf).max(1)
+        found = xp.where(is_counted, values, -np.inf).max(1)
     elif name == "median":
-        ordered = xp.sort(xp.where(known, values, np.inf), axis=1)
+        ordered = xp.sort(xp.where(is_counted, values, np.inf), axis=1)
         row = xp.arange(len(values))
         found = 0.5 * (ordered[row, (some - 1) // 2] + ordered[row, some // 2])
     else:
-        found = xp.where(known, values, 0.0).sum(1) / some
+        found = xp.where(is_counted, values, 0.0).sum(1) / some
         if name == "std":
-            apart = xp.where(known, values - found[:, None], 0.0)
+            apart = xp.where(is_counted, values - found[:, None], 0.0)
             found = xp.sqrt((apart * apart).sum(1) / some)
     return xp.where(count > 0, found, 0.0)
 

@@ -35,12 +35,12 @@ class Sparse(Cost):
         return np
 
     def __init__(
-        self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
+        self, data: Any, column: Any, start: Any, shape: tuple[int, int], cached: dict[str, Any] | None = None,
         on_device: bool = False,
     ) -> None:  # fmt: skip
         """Hold the arrays of CSR rows on the host; ``on_device``: M came from a GPU, and the plan goes there."""
         self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
-        self.known = {} if known is None else known  # cached facts about the places, independent of the numbers
+        self.cached = {} if cached is None else cached  # facts about the places that do not depend on the numbers
         self.on_device = on_device
 
     @classmethod
@@ -105,7 +105,7 @@ class Sparse(Cost):
         return SparseCosts([self.data - c for c in constants.astype(self.dtype)], self)
 
     def less(self, constant: float) -> "Sparse":
-        return Sparse(self.data - constant, self.column, self.start, self.shape, self.known, self.on_device)
+        return Sparse(self.data - constant, self.column, self.start, self.shape, self.cached, self.on_device)
 
     def with_data(self, data: Any) -> Any:
         """Return a CSR array with other numbers in these places; it has its own indices, on the device of ``data``."""
@@ -206,13 +206,13 @@ class Sparse(Cost):
         """
         finite = np.isfinite(self.data)
         key = out_rows.tobytes(), out_cols.tobytes(), b"" if finite.all() else finite.tobytes()
-        kept: tuple[Any, Parts] | None = self.known.get("parts")
+        kept: tuple[Any, Parts] | None = self.cached.get("parts")
         if not ranks.min(kept is not None and kept[0] == key) or kept is None:
             own = self._parts_between(finite, out_rows, out_cols)
             if ranks.size > 1:
                 count, new, cols = joined(ranks.all(own.packed), self.shape[1])
                 own = Parts(count, new[ranks.rank][own.rows], cols)
-            kept = self.known["parts"] = key, own
+            kept = self.cached["parts"] = key, own
         return kept[1]
 
     def _parts_between(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
@@ -275,11 +275,11 @@ class SparseCosts(Cost):
         first = Sparse.of_matrix(matrices[0], "M[0]")
         first.on_device = on_device
         data = [first.data]
-        known = matrices[0]
-        in_order = known.format == "csr" and known.has_canonical_format
+        example = matrices[0]
+        in_order = example.format == "csr" and example.has_canonical_format
         for i, M in enumerate(matrices[1:], 1):
-            alike = in_order and M.format == "csr" and M.shape == known.shape and M.dtype.kind in "fiu"
-            if alike and all(map(np.array_equal, (M.indptr, M.indices), (known.indptr, known.indices))):
+            alike = in_order and M.format == "csr" and M.shape == example.shape and M.dtype.kind in "fiu"
+            if alike and all(map(np.array_equal, (M.indptr, M.indices), (example.indptr, example.indices))):
                 data.append(M.data[: first.size])
                 continue
             one = Sparse.of_matrix(M, f"M[{i}]")
@@ -309,7 +309,7 @@ class SparseCosts(Cost):
         if isinstance(i, np.ndarray):
             return SparseCosts([self.data[k] for k in i], self.places)
         places = self.places
-        return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
+        return Sparse(self.data[i], places.column, places.start, places.shape, places.cached, places.on_device)
 
     def first(self, is_wrong: Callable[[Any], Any]) -> tuple[int, ...]:
         problem = next(i for i, x in enumerate(self.data) if is_wrong(x).any())

@@ -38,14 +38,14 @@ SENTINEL = 1e8  # range(M) / reg: real costs are below; a larger range takes som
 
 
 def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
-    known = [*choices]
-    if not isinstance(value, str) or value not in known:
+    names = [*choices]
+    if not isinstance(value, str) or value not in names:
         if isinstance(value, str):
-            told = hint(value, ours_for(value, VALUES, known), VALUE_REMARKS)
+            told = hint(value, ours_for(value, VALUES, names), VALUE_REMARKS)
         else:
             told = ""
         cure = ": give the costs of a function of rows as the matrix M" * (name == "metric" and callable(value))
-        raise ValueError(f"{name} must be one of {known}, got {shown(value)}{told or cure}")
+        raise ValueError(f"{name} must be one of {names}, got {shown(value)}{told or cure}")
     return value
 
 

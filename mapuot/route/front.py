@@ -86,11 +86,11 @@ class PlainProblem(NamedTuple):
     reg: float
     rho: tuple[float, float]  # of the rows and of the columns; inf: balanced
     options: Options
-    known: tuple[Side, Side] | None = None  # on a GPU: sides that other calls share
+    shared_sides: tuple[Side, Side] | None = None  # on a GPU: sides that other calls share
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        return self.known or (side_of("a", self.a, self.rho[0]), side_of("b", self.b, self.rho[1]))
+        return self.shared_sides or (side_of("a", self.a, self.rho[0]), side_of("b", self.b, self.rho[1]))
 
     @property
     def hard(self) -> tuple[bool, bool]:
@@ -268,10 +268,10 @@ def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
     if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":
         return None
     if length <= FEW_POINTS:
-        known: Callable[..., Side | None] = known_side
+        make_side: Callable[..., Side | None] = known_side
     else:
-        known = known_side.__wrapped__
-    return known(name, np.asarray(host(weight), np.float64).tobytes(), rho)
+        make_side = known_side.__wrapped__
+    return make_side(name, np.asarray(host(weight), np.float64).tobytes(), rho)
 
 
 def problem_of(plain: PlainProblem) -> Problem | None:

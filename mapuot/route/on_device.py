@@ -217,7 +217,7 @@ def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Cal
         problem = read(call)
     else:
         problem = None
-    if problem and problem.known:
+    if problem and problem.shared_sides:
         pending = begin(call, problem)
     else:
         pending = None

@@ -136,9 +136,9 @@ class GlobalBound:
         M = self.costs(G)
         start = None
         if self.corners:
-            known = list(self.corners.values())
-            apart = ((G[:, None] - np.array([corner.G for corner in known])) ** 2).sum(-1)
-            near = [known[k].logs for k in apart.argmin(1)]
+            corners = list(self.corners.values())
+            apart = ((G[:, None] - np.array([corner.G for corner in corners])) ** 2).sum(-1)
+            near = [corners[k].logs for k in apart.argmin(1)]
             start = tuple(np.stack(logs) for logs in zip(*near, strict=True))
         with muted():
             found = solve_batch(
@@ -156,9 +156,9 @@ class GlobalBound:
     def bound(self, box: Any) -> float:
         """Return a lower bound of F within a box: 8 alpha |G|^2 plus an affine function below V at its corners."""
         ends = self.matrix_at(box[0]), self.matrix_at(box[1])
-        known = [self.corners[at] for at in self.corners_of(box)]
-        G = np.array([corner.G for corner in known])
-        V = np.array([corner.least for corner in known])
+        corners = [self.corners[at] for at in self.corners_of(box)]
+        G = np.array([corner.G for corner in corners])
+        V = np.array([corner.least for corner in corners])
         middle = 0.5 * (ends[0] + ends[1])
         slope = ((G - middle) * V[:, None]).sum(0) / ((G - middle) ** 2).sum(0)  # least squares at the corners
         best = -math.inf

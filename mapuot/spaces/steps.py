@@ -185,9 +185,11 @@ class GromovResult(Result):
         return f"<mapuot.GromovResult {m}x{n} {state}{place} after {len(self.steps)} steps, value {self.value:.6g}>"
 
 
-def descend(task: Task, plan: Plan, limits: Limits, options: dict[str, Any], known: bool = True) -> GromovResult:
+def descend(
+    task: Task, plan: Plan, limits: Limits, options: dict[str, Any], measures_first: bool = True
+) -> GromovResult:
     """Take steps until the plan settles; see `steps_from`."""
-    steps = steps_from(task, plan, limits, known)
+    steps = steps_from(task, plan, limits, measures_first)
     step = next(steps)
     while True:
         with muted():  # warnings are muted: only the certificate of the last step counts
@@ -201,10 +203,12 @@ def descend(task: Task, plan: Plan, limits: Limits, options: dict[str, Any], kno
             return answer_of(result, task, end.value)
 
 
-def steps_from(task: Task, plan: Plan, limits: Limits, known: bool = True) -> Generator[StepProblem, Any, LastStep]:
+def steps_from(
+    task: Task, plan: Plan, limits: Limits, measures_first: bool = True
+) -> Generator[StepProblem, Any, LastStep]:
     """Yield the problem of each step and receive its `Result`, until the plan settles.
 
-    Not ``known``: the first plan is lifted, and its change is not measured.
+    ``measures_first``: measure the change of the first plan; a lifted plan has none to measure.
     """
     steps: list[Step] = []
     trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
@@ -231,7 +235,7 @@ def steps_from(task: Task, plan: Plan, limits: Limits, known: bool = True) -> Ge
         begun = plan
         plan = task.answer(result)
         change = math.inf
-        if (known or steps) and left is None:
+        if (measures_first or steps) and left is None:
             change = task.distance(begun, cost, result, plan.mass, near is not None) / plan.mass
         parts = task.parts(plan)
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))

@@ -90,8 +90,8 @@ class Plan(NamedTuple):
         mass = self.mass
         found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-3]}
         found["logs"] = tuple(f * (z + mass * log) for z in self.logs)
-        known = zip(self.apart, self.over, strict=True)
-        found["apart"] = tuple(max(0.0, f * kl + more * over + mass * (f * log - more)) for kl, over in known)
+        terms = zip(self.apart, self.over, strict=True)
+        found["apart"] = tuple(max(0.0, f * kl + more * over + mass * (f * log - more)) for kl, over in terms)
         found["over"] = tuple(over + mass * more for over in self.over)
         return self._replace(**found)
 
@@ -395,8 +395,8 @@ class Task:
 
     def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
         """Return (price, KL, difference of the masses) of both marginals and of the plan; a hard side has price 0."""
-        known = zip(self.prices, plan.apart, plan.over, strict=True)
-        return [(0.0 if rho == math.inf else rho, kl, over) for (rho, _), kl, over in known]
+        terms = zip(self.prices, plan.apart, plan.over, strict=True)
+        return [(0.0 if rho == math.inf else rho, kl, over) for (rho, _), kl, over in terms]
 
     def log_ratio(self, one: Plan, other: Plan) -> float:
         """Return log(|one| / |other|), near the masses of a and b by ``over``: prices may be 1e16 times reg."""

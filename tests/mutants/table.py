@@ -139,8 +139,8 @@ TABLE = {
         "api/test_points.py::test_the_error_of_a_slope_is_reached api/test_masks.py::test_derivatives_by_the_masses "
         "api/test_points.py::test_gradient_against_differences[0.8-cosine]", [
         "return {{~>0.7 * }}bound *", "steep{{ + rounding * sizes}}", "{{2 * }}root * float",
-        "scale * root{{ * known.slope}}", "steep = {{~>0.5 * }}scale * root / shortest",
-        "steep = {{~>0.5 * }}scale * root * known.slope",
+        "scale * root{{ * bounds.slope}}", "steep = {{~>0.5 * }}scale * root / shortest",
+        "steep = {{~>0.5 * }}scale * root * bounds.slope",
         "else {{np.sqrt((factor**2).sum())~>factor.max()}}",
         "{{cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))~>cost}}",
         "{{p.shares(result._backend, other.weight, rows~>other.weight.sum(}}",
@@ -308,7 +308,7 @@ TABLE = {
     "mapuot/spaces/steps.py": (
         "api/test_gromov.py::test_a_start_between_some_points_leads_to_the_plan_of_all[inf-sqeuclidean] "
         "api/test_gromov.py::test_reg_m_far_above_reg_is_nearly_balanced", [
-        "{{(known or steps) and left is None~>True}}",
+        "{{(measures_first or steps) and left is None~>True}}",
         "{{0.5 * task.log_ratio(before, after)~>0.5 * math.log(before.mass / after.mass)}}",
     ]),
     "mapuot/spaces/task.py": (

@@ -126,8 +126,8 @@ class Points:
         sent = self.at_edges(log_u, late, near, lam.sum(0) - lam, up)
         change = sent - state
         shares = self.mass_shares(log_u, near, late)
-        known = masses, lam, log_u, up, self.worth(log_u, None), sent, change, largest_of(change), shares
-        self.closed = ClosedPass(*known, self.change_sums(shares, change))
+        numbers = masses, lam, log_u, up, self.worth(log_u, None), sent, change, largest_of(change), shares
+        self.closed = ClosedPass(*numbers, self.change_sums(shares, change))
 
     def translation(self, log_masses: F64, log_u: F64) -> F64:
         """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.

@@ -313,7 +313,7 @@ class HostWorkspace(Workspace):
             rows["marginal"] = factor
 
         def product(d: F64) -> F64:
-            known = state.rows.marginal, state.cols.scale, self.progress.narrow
+            before = state.rows.marginal, state.cols.scale, self.progress.narrow
             vd[:n] = v[:n] * d
             state.rows.factor = pointer(factor)
             state.rows.marginal = pointer(rows["marginal"])
@@ -321,7 +321,7 @@ class HostWorkspace(Workspace):
             self.progress.narrow = 0
             with self.problem.ranks.adding(self.sums):
                 self.operator.row_pass(rows, self.col_side)
-            state.rows.marginal, state.cols.scale, self.progress.narrow = known
+            state.rows.marginal, state.cols.scale, self.progress.narrow = before
             state.rows.factor = ffi.NULL
             return np.asarray((-v[:n] if symmetric else v[:n]) * self.sums[:n])
 

@@ -70,17 +70,17 @@ def made_room(shape: tuple[int, int], dim: int) -> int:
 def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     record = np.zeros((), BATCH)
     record["m"], record["n"] = task.shape
-    known = limits_of(task, options, "float64", NARROW_NOISE, reg)
+    limits = limits_of(task, options, "float64", NARROW_NOISE, reg)
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     rounding += task.cost.error(task.M_max) / reg
-    grows = 1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg)
-    known["exponent_error"] = grows * rounding
+    grows = 1 + math.sqrt((limits["rho_rows"] + limits["rho_cols"]) / reg)
+    limits["exponent_error"] = grows * rounding
     record["rounding"] = 2 * grows * EXPONENT_ROUNDING  # of log u, too
-    put(known, SCALES | {"anderson_depth": min(options.anderson_depth, BATCH_DEPTH), "flush": 0.0})
-    record["limits"] = known
+    put(limits, SCALES | {"anderson_depth": min(options.anderson_depth, BATCH_DEPTH), "flush": 0.0})
+    record["limits"] = limits
     record["k1"] = reg / float(task.rows.rho[0])
-    record["fi2"] = 1 / (1 + known["rate_cols"])
+    record["fi2"] = 1 / (1 + limits["rate_cols"])
     record["product"] = task.reference == "product"
     record["low"] = task.M_min / reg
     record["safe"] = (task.M_max - task.M_min) / reg <= SAFE_SPREAD
@@ -319,14 +319,14 @@ class DeviceBatch:
 
     def make(self, record: Any) -> None:
         """Make at most so many passes more of each problem; those of a larger reg move the start on."""
-        known = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
+        macros = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
         if self.dim:
             metric = self.task.several.whole.core[0]
-            known |= {"METRIC": metric.number, "FORM": NARROW_FORMS[metric.form]}
+            macros |= {"METRIC": metric.number, "FORM": NARROW_FORMS[metric.form]}
         else:
-            known["COST"] = int(self.M.dtype == np.float32)
-        known |= {"ONE_POTENTIAL": 1} if self.options.symmetric else {}
-        run = kernel("batch_made.cu", "batch_made", **known)
+            macros["COST"] = int(self.M.dtype == np.float32)
+        macros |= {"ONE_POTENTIAL": 1} if self.options.symmetric else {}
+        run = kernel("batch_made.cu", "batch_made", **macros)
         run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, self.room)
         run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
 

@@ -22,8 +22,8 @@ def launch(function: str, clouds: Any, room: int, *more: Any) -> None:
     run = kernel("clouds.cu", function, NORM=int(whole.core[0].norm), STORE=0)
     run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, room * whole.dim)
     x, y = (cp.ascontiguousarray(z) for z in (whole.rows, clouds.targets))
-    known = x, y, clouds.places_there, np.int64(whole.dim)
-    run((len(clouds),), (128,), (*known, *more), shared_mem=room * whole.dim)
+    arguments = x, y, clouds.places_there, np.int64(whole.dim)
+    run((len(clouds),), (128,), (*arguments, *more), shared_mem=room * whole.dim)
 
 
 def range_of_clouds(clouds: Any) -> tuple[float, float]:

@@ -42,15 +42,15 @@ class DevicePlans:
         rows = {name: cp.zeros((p, m)) for name in ("r", "next_u", "next_r", "back", "row_gain")}
         names = "s", "q", "next_v", "next_s", "next_q", "soft", "col_gain", "own", "size", "right"
         columns = {name: cp.zeros((p, n)) for name in names}
-        known = dict(zip("ab", (cp.ascontiguousarray(side.weight) for side in sides), strict=True))
-        known |= {name: cp.ascontiguousarray(x.k) for name, x in zip(("k_rows", "k_cols"), sides, strict=True)}
-        known |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
+        inputs = dict(zip("ab", (cp.ascontiguousarray(side.weight) for side in sides), strict=True))
+        inputs |= {name: cp.ascontiguousarray(x.k) for name, x in zip(("k_rows", "k_cols"), sides, strict=True)}
+        inputs |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
         self.numbers = cp.empty((p, 4))
         self.answers = pinned(4 * p).reshape(p, 4)
         self.requests = cp.empty((p, 3))
         self.waiting = pinned(WAITING * 3 * p).reshape(WAITING, p, 3)
         self.sent = 0
-        self.arrays = known | rows | columns | {"added": cp.zeros(p), "numbers": self.numbers, "costs": self.costs}
+        self.arrays = inputs | rows | columns | {"added": cp.zeros(p), "numbers": self.numbers, "costs": self.costs}
         self.arrays["requests"] = self.requests
         self.arrays |= {"log_u": self.log_u, "log_v": self.log_v, "y": self.y, "weighed": self.weighed}
         self.record = np.zeros((), FACTORED)

@@ -229,7 +229,7 @@ def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool], bulk: boo
     depth = anderson_depth_for(m, n, ITEMSIZE[dtype])
     found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype, bulk))
     options = [pass_options(shape, dtype, kl, bool(k), depth, bulk) for k, shape in found if shape is not None]
-    return [("iterate.cu", function, known) for known in options for function in ("iterate", "ring_offset")]
+    return [("iterate.cu", function, macros) for macros in options for function in ("iterate", "ring_offset")]
 
 
 class Persistent:

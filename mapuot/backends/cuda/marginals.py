@@ -110,8 +110,8 @@ class DevicePoints(marginals.Points):
         parts = self.amounts[1]
         self.sum_of("close_root", parts, np.int32(root), np.float64(fi), near, out["log_u"], self.at["masses"])
         self.sum_of("log_amounts", self.amounts[0] * parts, out["log_u"], self.at["amounts"])
-        known = (self.at[name] for name in ("masses", "amounts", "lam", "below", "rest"))
-        self.launch("translation", -(-parts // THREADS), THREADS, by_value(self.record), *known)
+        arguments = (self.at[name] for name in ("masses", "amounts", "lam", "below", "rest"))
+        self.launch("translation", -(-parts // THREADS), THREADS, by_value(self.record), *arguments)
         log_u = self.moved(out["log_u"], "lam")
         up = self.moved_messages(out["up"], "below")
         self.sum_of("worth", self.amounts[0], log_u, NONE, self.at["worth"])
@@ -199,8 +199,8 @@ class DeviceTreePass:
             else:
                 above = -1
             m, n = self.shapes[k]
-            known = {"m": m, "n": n, "ld": owner.operator.ld, "message": messages[k], "above": above, "fi": fi}
-            records.put(self.edges[k], {**known, "child": points[child], "parent": points[parent]})
+            numbers = {"m": m, "n": n, "ld": owner.operator.ld, "message": messages[k], "above": above, "fi": fi}
+            records.put(self.edges[k], {**numbers, "child": points[child], "parent": points[parent]})
             starts = (points[child], m), (points[parent], n), (messages[k], n)
             self.places.append(tuple(slice(i, i + size) for i, size in starts))  # type: ignore[arg-type]
         sizes = dict.fromkeys(("near", "late", "log_u"), len(log_weight)) | {"up": messages[-1]}
@@ -337,8 +337,8 @@ class DeviceHistory(marginals.History):
         self.ends = cp.asarray(np.array(ends, np.int64))
         past = self.past = np.zeros((), PAST)
         dF, dG = self.differences
-        known = {"size": size, "ends": self.ends, "dF": dF, "dG": dG}
-        records.put(past, {**known, **{name: self.room.address(name) for name in ("gamma", "sums")}})
+        numbers = {"size": size, "ends": self.ends, "dF": dF, "dG": dG}
+        records.put(past, {**numbers, **{name: self.room.address(name) for name in ("gamma", "sums")}})
         names = "add_difference", "products", "combine"
         self.functions = {name: kernel("differences.cu", name, STORE=0) for name in names}
 

@@ -425,8 +425,8 @@ class DeviceOperator(Operator):
             self.out = self.parts[: self.ld]
         self.own = self.records.copy()
         address = self.room.address
-        known = {"v": address("factors"), "s": address("s"), "starts": address("starts"), "axes": len(sizes)}
-        put(self.own, {**known, "flush": flush})
+        numbers = {"v": address("factors"), "s": address("s"), "starts": address("starts"), "axes": len(sizes)}
+        put(self.own, {**numbers, "flush": flush})
 
     def read(self, v: F64, base: F64, fi: float, sizes: Any) -> tuple[F64, Any]:
         """Return (s = K v, K^T u), u = e^base s^-fi, valid until the next call; two copies, and one or two launches."""

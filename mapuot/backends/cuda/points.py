@@ -571,8 +571,8 @@ class PointWorkspace(DeviceWorkspace):
         reg = self.problem.reg
         shift = float(self.progress["shift"])
         kappa = float(self.progress["kappa"])
-        known = self.answers["r"], self.answers["u_log"], self.problem.rows.rho, self.potentials()[1], self.absorbed[0]
-        r, log_u, rho, log_v, e = map(vectors.asarray, known)
+        inputs = self.answers["r"], self.answers["u_log"], self.problem.rows.rho, self.potentials()[1], self.absorbed[0]
+        r, log_u, rho, log_v, e = map(vectors.asarray, inputs)
         with np.errstate(divide="ignore", invalid="ignore"):
             u = np.exp(log_u)
             v = np.exp(log_v + shift - e)

@@ -99,8 +99,8 @@ def batch_jobs() -> list[Job]:
     for dim in (0, *PLACES):
         own = points if dim else {"METRIC": 0, "FORM": 0}
         for cost in (0, 1) if dim == 0 else (0,):
-            known = {"DIM": dim, **own, "COST": cost, "NARROW": 0, "STORE": 0}
-            found += [("batch_made.cu", "batch_made", known | more) for more in ({}, {"ONE_POTENTIAL": 1})]
+            macros = {"DIM": dim, **own, "COST": cost, "NARROW": 0, "STORE": 0}
+            found += [("batch_made.cu", "batch_made", macros | more) for more in ({}, {"ONE_POTENTIAL": 1})]
     return [*found, ("clouds.cu", "cloud_slopes", {"NORM": 2, "STORE": 0})]
 
 

@@ -392,8 +392,8 @@ class DeviceWorkspace(Workspace):
         self.d = d
         point = self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
-            known = d, off, side.weight, side.log_weight, side.rho, side.soft_rho, side.hard, reg
-            kl_rows(*known, into=[point[:, k] for k in range(4)])
+            inputs = d, off, side.weight, side.log_weight, side.rho, side.soft_rho, side.hard, reg
+            kl_rows(*inputs, into=[point[:, k] for k in range(4)])
             return
         used = np.where(off, 0.0, side.weight)
         for k, values in enumerate((d, used, side.rho, 0.0 if side.upper is None else side.upper)):
@@ -409,8 +409,8 @@ class DeviceWorkspace(Workspace):
         cols = self.staged["cols"].reshape(len(COLUMN_VECTORS), -1)
         cols[COLUMN_VECTORS.index("absorbed"), n:] = np.inf
         x_next, v, narrow_v = (self.staged[name][:n] for name in ("x_next", "v_scale", "narrow_v"))
-        known = e, off, x, side.weight, side.log_weight, side.rho, upper, reg
-        columns(*known, into=[*(row[:n] for row in cols), x_next, v, narrow_v])
+        inputs = e, off, x, side.weight, side.log_weight, side.rho, upper, reg
+        columns(*inputs, into=[*(row[:n] for row in cols), x_next, v, narrow_v])
         if self.options.in_place:  # the plan starts as K: u = v = 1
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
