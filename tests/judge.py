@@ -52,8 +52,9 @@ class Claim:
     kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
     bounds: bool = True  # the plan's error where both sides are hard, too
     how: str = ""
-    constant: float = 0.0  # in M, and the log scalings for M less this constant, which have more digits
-    own_logs: Any = None
+    constant: float = 0.0  # in M
+    translation: float = 0.0  # log u is the first of own_logs less this, log v the second and this, M's constant aside
+    own_logs: Any = None  # log scalings with more digits
 
 
 def claim_of(result: Any) -> Claim:
@@ -66,6 +67,7 @@ def claim_of(result: Any) -> Claim:
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
         how=str(result.how), constant=result.problem.constant, own_logs=result.own_logs,
+        translation=result.problem.translation,
     )  # fmt: skip
 
 
@@ -154,8 +156,8 @@ def missed(kind: str, r: Any, t: Any, rho: Any) -> Any:
     return np.where(np.isinf(rho), np.abs(r - t), 0)
 
 
-def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
-    """``kept``: the pairs that count; None: all."""
+def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None, translation: float = 0.0) -> Measure:
+    """``kept``: the pairs that count; None: all. ``translation``: log u is less by this, log v more."""
     with np.errstate(all="ignore"):
         P, reg = plan_of(problem, log_u, log_v), LONG(problem.reg)
         P = P if kept is None else np.where(kept, P, 0)
@@ -170,7 +172,8 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
             kind, weight, rho = problem.side(k)
             t, rho, r, f = np.asarray(weight, LONG), np.asarray(rho, LONG), P.sum(1 - k), reg * np.asarray(x, LONG)
             finite = np.where(np.isfinite(f), f, 0)
-            paid, price = divergence(kind, r, t, rho), dual_term(kind, f, t, rho)
+            whole = f + reg * LONG(translation if k else -translation)
+            paid, price = divergence(kind, r, t, rho), dual_term(kind, whole, t, rho)
             primal += (finite * r).sum() + paid.sum()
             dual += price.sum()
             scale += (np.abs(finite) * (r + t) + np.abs(paid) + np.abs(np.where(np.isinf(price), 0, price))).sum()
@@ -179,7 +182,7 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
             steep += (finite_rho * (np.abs(slope) * r + t * (kind == "tv"))).sum()
             stiff += (finite_rho * (r * r + t * t if kind == "l2" else r + t)).sum()
             hard += missed(kind, r, t, rho).sum()
-            priced += (np.abs(finite) * missed(kind, r, t, rho)).sum()
+            priced += (np.abs(np.where(np.isfinite(whole), whole, 0)) * missed(kind, r, t, rho)).sum()
     violation = float(hard / mass) if mass > 0 else 0.0
     return Measure(P, *map(float, (primal, dual, scale, steep, stiff, exponent)), violation, float(priced))
 
@@ -199,7 +202,10 @@ def judge(
         return found, {"no reference": 1}
     if any(np.isnan(x).any() for x in (claim.plan, claim.log_u, claim.log_v)):
         return found, {}
-    mine = measure(problem, claim.log_u, claim.log_v, claim.kept)
+    if claim.translation and not claim.constant:  # log scalings of 1e11 are rounded by 1e-5: a plan has more digits
+        mine = measure(problem, *claim.own_logs, claim.kept, claim.translation)
+    else:
+        mine = measure(problem, claim.log_u, claim.log_v, claim.kept)
     figures: dict[str, float] = {
         "converged": claim.converged,
         "truncated": claim.kept is not None,
@@ -208,8 +214,9 @@ def judge(
     storage = STORAGE[options.get("precision", "auto")]
     found += met_failures(claim, options)
     found += value_failures(problem, claim, best, mine, storage)
-    if claim.constant:  # log scalings of 1e11 are rounded by 1e-5: the plan is from the scalings for M less this
-        mine = measure(problem.replace(M=problem.M - claim.constant), *claim.own_logs, claim.kept)
+    if claim.constant:  # the plan is from the scalings for M less this
+        less = problem.replace(M=problem.M - claim.constant)
+        mine = measure(less, *claim.own_logs, claim.kept, claim.translation)
     found += error_failures(problem, claim, best, mine, storage, figures)
     found += marginal_failures(problem, claim, mine, storage)
     return found, figures

@@ -187,6 +187,9 @@ class BatchResult(Answer, Sequence[Result]):
     def _closed(self) -> tuple[F64, Any, Any]:
         """Dual terms of the potentials, and the exponents of the plans without M; for CuPy arrays."""
         found: tuple[F64, Any, Any] = self._backend.dual_terms(self.problem, *self.own_logs)
+        if np.any(self.problem.translation):
+            moved = map(with_constants, self.own_logs, self.problem.translations)
+            return (self._backend.dual_terms(self.problem, *moved)[0], *found[1:])
         return found
 
     @cached_property

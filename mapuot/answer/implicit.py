@@ -81,7 +81,8 @@ def potential_of_side(result: Any, rows: bool) -> F64:
     empty = ~(host(side.weight) > 0)
     if empty.any():
         f = f.copy()
-        f[empty] = -p.reg / (1 + p.reg / rho_of(side)) * conditional(result, rows, empty)[1] + p.constants[not rows]
+        log_sum = conditional(result, rows, empty)[1] + p.translations[rows]
+        f[empty] = p.cost_constants[not rows] - p.reg / (1 + p.reg / rho_of(side)) * log_sum
     return np.asarray(f)
 
 

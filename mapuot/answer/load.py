@@ -22,7 +22,7 @@ from .store import FORMAT, LOWERED, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 from .summary import REFERENCES
 
 MASK = ("keep", "seed", "turned")
-MORE = ("format", "forbidden", "trace", "how", "upper_a", "upper_b", "constant")
+MORE = ("format", "forbidden", "trace", "how", "upper_a", "upper_b", "constant", "translation")
 ANSWERED = ("cost", "objective", "dual", "mass")  # the NUMBERS that belong to the answer, not to its problem
 SAME = 1e-6  # relative tolerance for least and largest M: float32 and float64 copies of a matrix differ
 
@@ -122,7 +122,8 @@ def load(
         c = AbsentCost(shape, "float64")
     if "mask" in values:
         c = MaskedReference(c, values["mask"], shape)
-    problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"], constant=constant)
+    less = {"constant": constant, "translation": float(values.get("translation", 0.0))}
+    problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"], **less)
     log_u, log_v, *marginals = (values[name] for name in VECTORS[:4])
     last = values["status"], as_threads(threads), str(values.get("how", ""))
     result = Result(problem, chosen, (log_u, log_v), tuple(marginals), trace, *last)

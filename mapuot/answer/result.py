@@ -113,7 +113,7 @@ class Answer(AnswerHints):
 
     problem: Any
     _backend: Backend
-    own_logs: Any  # (log u, log v) for `problem.cost`, which is M less `problem.constant`
+    own_logs: Any  # (log u, log v) for `problem.cost`, M less `problem.constant`, and without `problem.translation`
     row_marginal: Any
     col_marginal: Any
 
@@ -177,7 +177,9 @@ class Result(CertifiedAnswer, Answer):
         Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0. If M has a
         large constant and a side is hard, the plan is made from `own_logs`, which have more digits.
     own_logs : pair of arrays
-        log_u and log_v for M less ``problem.constant``; the constant is 0 unless it is 1000 times the range of M.
+        log_u and log_v for M less ``problem.constant``, log_u plus and log_v less ``problem.translation``. The constant
+        is 0 unless it is 1000 times the range of M, the translation unless the masses of both sides differ and reg_m /
+        reg is large: it is 1e4 at least.
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     error_bound : float
@@ -320,7 +322,8 @@ class Result(CertifiedAnswer, Answer):
         size = p.reg * (p.c_mass + mass)
         size += self._sums[0] - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>: exponents round in proportion
         with np.errstate(over="ignore", invalid="ignore"):
-            for side, t, f, r in sides:
+            for (side, t, own, r), moved in zip(sides, p.translations, strict=True):
+                f = own + p.reg * moved
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())

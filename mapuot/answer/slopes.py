@@ -487,7 +487,8 @@ def fixed_point(result: Any, here: Any, rows: bool, masked: MaskedReference | No
     alpha = host(operator.alpha)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_sum = np.log(host(operator.apply(np.ones(operator.shape[1])))) - alpha
-    return np.asarray(p.constants[not rows] - p.reg * fi * np.where(alpha > -np.inf, log_sum, -np.inf))
+    log_sum = np.where(alpha > -np.inf, log_sum, -np.inf) + p.translations[rows]
+    return np.asarray(p.cost_constants[not rows] - p.reg * fi * log_sum)
 
 
 def dual_value(result: Any) -> Any:
@@ -568,7 +569,8 @@ def continued(result: Any, rows: bool) -> Any:
     rho, hard = columns_of(p, rows, xp)
     reg = p.reg if p.each is None else xp.asarray(p.each.reg)[:, None]
     fi = xp.where(hard, 1.0, 1 / (1 + reg / rho))
-    constant = xp.asarray(np.reshape(p.constants[not rows], (-1, 1)))
+    constant = xp.asarray(np.reshape(p.cost_constants[not rows], (-1, 1)))
+    log_v = log_v + xp.asarray(np.reshape(p.translations[rows], (-1, 1)))
     with np.errstate(divide="ignore"):
         log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
     if p.cost.operator == "pairs":

@@ -14,7 +14,8 @@ from ..arrays import host
 from ..contract import Stats
 from ..status import STATUSES
 
-# file versions: plain, with a mask, with scalings for M less a constant; old readers must refuse the later two
+# file versions: plain, with a mask, with scalings for M less a constant or without their translation; old readers must
+# refuse the later two
 FORMAT, MASKED, LOWERED = 1, 2, 3
 TRACE = tuple(field.name for field in dataclasses.fields(Stats))
 VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
@@ -44,8 +45,8 @@ def contents(result: Any) -> dict[str, Any]:
     if p.masked is not None:
         mask = p.masked.mask
         values |= {"format": MASKED, "keep": mask.keep, "seed": str(mask.seed), "turned": int(mask.turned)}
-    if p.constant:
-        values |= {"format": LOWERED, "constant": p.constant}
+    if p.constant or p.translation:
+        values |= {"format": LOWERED, "constant": p.constant, "translation": p.translation}
     for side, whole in ((p.rows, result.gather), (p.cols, own)):
         values[side.name] = whole(side.weight)
         values["rho_" + side.name] = whole(side.rho)

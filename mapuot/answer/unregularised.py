@@ -60,7 +60,7 @@ def lowest(result: Any) -> float:
     p, reg = result.problem, result.problem.reg
     operator = result._backend.operator_of(p.cost, reg, None, p.ranks, result._threads)
     out_u, out_v = outside(p)
-    x = started(host(result.own_logs[1]), out_v)
+    x = started(host(result.own_logs[1]) + p.translations[1], out_v)
     alpha = np.where(out_u, -np.inf, 0.0)
     top = operator.balance(alpha, x)
     return value_of_potentials(p, (reg * alpha, reg * (x - top)), reg * x)
@@ -117,7 +117,8 @@ def bounds_of_batch(result: Any) -> tuple[F64, F64]:
     p = len(problem)
     plan = BatchPlan(result)
     out = [left_out_of_batch(problem, axis) for axis in (0, 1)]
-    start = np.reshape(problem.regs, (-1, 1)) * started(host(result.own_logs[1]), out[1])
+    log_v = host(result.own_logs[1]) + np.reshape(problem.translations[1], (-1, 1))
+    start = np.reshape(problem.regs, (-1, 1)) * started(log_v, out[1])
     f, g, is_computed = plan.transforms(start, *out)
     cost, rows, cols = plan.sums()
     low = np.full(p, -np.inf)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..annotations import BackendName, CostLike, MarginalPenalty, Method, Penalties, Precision, Reference, Statistic
-from ..answer.batch import BatchResult, column
+from ..answer.batch import BatchResult, column, with_constants
 from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
 from ..ascend.stages import one_potential, turned
@@ -275,6 +275,9 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
     constant = joined([np.broadcast_to(p.constant, len(p)) for p in problems])
     if constant.any():
         members |= {"cost": cost.less_each(constant), "constant": constant}
+    translation = joined([np.broadcast_to(p.translation, len(p)) for p in problems])
+    if translation.any():
+        members |= {"translation": translation}
     problem = dataclasses.replace(problems[0], **{"cost": cost, "each": own, **members})
     logs = joined([x.own_logs[0] for x in parts], m, -np.inf), joined([x.own_logs[1] for x in parts], n, -np.inf)
     marginals = joined([x.row_marginal for x in parts], m), joined([x.col_marginal for x in parts], n)
@@ -361,7 +364,7 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
         return None, None
     is_result = isinstance(warm_start, BatchResult)
     if is_result:
-        logs = warm_start.own_logs
+        logs = tuple(map(with_constants, warm_start.own_logs, warm_start.problem.translations))
         scale = column(warm_start.problem.regs / problem.regs, namespace(logs[0]))
         warm_start = tuple(scale * x for x in logs)
     given = as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")

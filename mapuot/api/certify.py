@@ -41,6 +41,7 @@ from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from ..problem.settings import BLOCKS
 from ..problem.sparse import Sparse
+from ..problem.translation import without_translation
 from ..problem.validate import as_array, as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
 from ..route.options import make_options
@@ -258,9 +259,11 @@ def one_pass(dense: Problem, backend: Backend, result: Result, threads: int | No
     lonely = ~is_finite & (dense.cols.weight > 0)
     run = Run(backend, 1 + bool(lonely.any()))
     start = np.where(is_finite, log_v, np.min(log_v, where=is_finite, initial=0.0))
+    whole = without_translation(dense)
     with np.errstate(all="ignore"):
-        run.run(dense, options, start)
-    return Result(dense, backend, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
+        run.run(whole.task, options, whole.to_task((start, start), dense.translation)[1])
+    potentials = whole.to_problem(run.potentials)
+    return Result(whole.problem, backend, potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
 
 
 class Sweep:

@@ -18,6 +18,7 @@ from ..penalties import F64
 from ..problem.cut import find_cut
 from ..problem.points import FormedCosts
 from ..problem.problem import Problem
+from ..problem.translation import without_translation
 from ..problem.validate import as_start
 from ..status import FAILED
 from .factored import factored_start
@@ -35,7 +36,8 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
     shapes = problem.shape[:1], problem.shape[1:]
     if isinstance(warm_start, Result):
         with np.errstate(over="ignore"):
-            logs = [warm_start.problem.reg * x / problem.reg for x in warm_start.own_logs]
+            moved = zip(warm_start.own_logs, warm_start.problem.translations, strict=True)
+            logs = [warm_start.problem.reg * (x + t) / problem.reg for x, t in moved]
             given = as_start(logs, shapes)
     else:
         given = less_constant(as_start(warm_start, shapes), problem)
@@ -62,10 +64,26 @@ class StageRecord(NamedTuple):
 
 
 def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
-    """Solve a problem by the stages of its route; ``run`` counts and records the passes.
+    """Solve a problem, without its translation, by the stages of its route; ``run`` counts and records the passes.
 
     ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than the options name.
     """
+    if options.tol_gap >= 0:  # scaled masses have another dual value
+        return carry_out_stages(run, problem, options, start, escalate)
+    whole = without_translation(problem)
+    found = carry_out_stages(run, whole.task, options, whole.to_task(start, problem.translation), escalate)
+    if whole.task is whole.problem:
+        return found
+    problem = dataclasses.replace(whole.problem, cost=found.problem.cost)
+    potentials = whole.to_problem(found._logs)
+    more = found._marginals, found.trace, found.status, found._threads, found.how, found.skipped
+    return Result(problem, run.backend, potentials, *more)
+
+
+def carry_out_stages(
+    run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool
+) -> Result:  # fmt: skip
+    """Solve a problem by the stages of its route."""
     given = bool(start[0].any()), bool(start[1].any())
     saves = bool(run.saves)
     called = run.n_passes

@@ -155,6 +155,9 @@ class Common(DerivedMembers):
     M_max: float
     forbidden: bool  # some M_ij is inf
     constant: Any = field(default=0.0, kw_only=True)  # taken out of M: `cost` has M less this; (p,) of own costs
+    # log u is `Answer.own_logs` less this, log v more (translation.py); (p,) of a batch
+    translation: Any = field(default=0.0, kw_only=True)
+    offset: float = field(default=0.0, kw_only=True)  # of the dual value: by scaled masses it is off by so much
 
     M = property(attrgetter("cost.array"))  # an array, or an object that `numpy.asarray` reads as one
 
@@ -182,16 +185,30 @@ class Common(DerivedMembers):
     def least_lift(self) -> Any:
         """The lift less its rounding, for lower bounds."""
         if not np.any(self.constant):
-            return 0.0
+            return self.offset
         lift = self.lift
-        return lift - LIFT_ROUNDING * np.abs(lift)
+        return lift - LIFT_ROUNDING * np.abs(lift) + self.offset
 
     def lift_of(self, mass: Any, converged: Any) -> Any:
         """Return the value of the constant for plans of this mass; of converged ones the lift, as in dual values."""
         return np.where(converged, self.lift, self.constant * mass) if np.any(self.constant) else 0.0
 
     @property
+    def translations(self) -> tuple[Any, Any]:
+        """The parts of log u and log v that `Answer.own_logs` lack, beside the constant of M."""
+        return -self.translation, self.translation
+
+    @property
     def constants(self) -> tuple[Any, Any]:
+        """The parts of f and g that reg times `Answer.own_logs` lacks."""
+        if not (np.any(self.constant) or np.any(self.translation)):
+            return 0.0, 0.0
+        regs = getattr(self, "regs", self.reg)
+        f, g = (c + regs * t for c, t in zip(self.cost_constants, self.translations, strict=True))
+        return f, g
+
+    @property
+    def cost_constants(self) -> tuple[Any, Any]:
         """The parts of the constant in f and in g: it belongs to the hard side, or to both, half to each."""
         if self.balanced:
             return 0.5 * self.constant, 0.5 * self.constant
@@ -268,7 +285,8 @@ class Common(DerivedMembers):
             reference = self.reference
         else:
             reference = self.c.transpose()
-        return {"cost": self.cost.transpose(), "rows": self.cols, "cols": self.rows, "reference": reference}
+        found = {"cost": self.cost.transpose(), "rows": self.cols, "cols": self.rows, "reference": reference}
+        return {**found, "translation": -self.translation}
 
 
 @dataclass(frozen=True)
@@ -500,7 +518,7 @@ class Problem(Common):
     def lift(self) -> float:
         if not self.constant:
             return 0.0
-        f, g = self.constants
+        f, g = self.cost_constants
         return float(f * self.rows.mass + g * self.cols.mass)
 
 
@@ -598,7 +616,7 @@ class BatchProblem(Common):
         rows, cols = (self.side_of(i, axis == 0, count) for axis, count in enumerate(cost.shape))
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Common)}
         fields |= {} if self.each is None else {"reg": float(self.each.reg[i])}
-        fields |= {"constant": float(np.broadcast_to(self.constant, len(self))[i])}
+        fields |= {name: float(np.broadcast_to(fields[name], len(self))[i]) for name in ("constant", "translation")}
         return Problem(**{**fields, "cost": cost, "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
 
     def some(self, which: Any) -> "BatchProblem":
@@ -617,7 +635,8 @@ class BatchProblem(Common):
             own = self.each.of(which)
         masses = self.masses[0][which], self.masses[1][which]
         members = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
-        members |= {"constant": self.constant[which] if np.ndim(self.constant) else self.constant}
+        given = {"constant": self.constant, "translation": self.translation}
+        members |= {name: value[which] if np.ndim(value) else value for name, value in given.items()}
         if own is not None:
             if isinstance(which, slice):
                 first = 0
@@ -800,7 +819,7 @@ class BatchProblem(Common):
         return np.stack([np.broadcast_to(x, len(self)) for x in found])
 
     @property
-    def constants(self) -> Any:
+    def cost_constants(self) -> Any:
         if not np.any(self.constant):
             return 0.0, 0.0
         rows, cols = self.is_hard
@@ -809,7 +828,7 @@ class BatchProblem(Common):
 
     @property
     def lift(self) -> F64:
-        f, g = self.constants
+        f, g = self.cost_constants
         return np.asarray(f * host(self.masses[0]) + g * host(self.masses[1]))
 
 

@@ -40,6 +40,7 @@ class BatchRun:
         self.n_passes = np.zeros(p, np.int64)
         self.status = outcomes.unsolved(p)
         self.how = np.full(p, "", dtype=object)
+        self.translation = np.zeros(p)  # of problems solved alone
         self.far: Any = ()  # problems solved alone from a distant start: K has the rounding of large exponents
 
     def solve(self, log_v: Any, bar: Any) -> None:
@@ -269,6 +270,7 @@ class BatchRun:
         if self.status[i] == "stalled":
             run.outcome = OUTCOMES["stalled"]
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
+        self.translation[i] = result.problem.translation
         vectors = *result.own_logs, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):
             table[i, : len(vector)] = namespace(table).asarray(vector)
@@ -285,6 +287,8 @@ class BatchRun:
         if turns:
             potentials = potentials[::-1]
             marginals = marginals[::-1]
+        if self.translation.any():
+            problem = dataclasses.replace(problem, translation=-self.translation if turns else self.translation)
         self.ends["dual"] = self.ends["dual"] + problem.least_lift
         ends = (*self.ends.values(), self.n_passes, self.status, self.how)
         return BatchResult(problem, self.backend, potentials, marginals, ends, self.options.threads, self.far)

@@ -1,0 +1,88 @@
+"""Masses that differ where reg_m / reg is large: a common translation of 1e5 to 1e13 nats costs a plan no digit."""
+
+import judge
+import numpy as np
+import pytest
+from oracle import compiler
+from problems import Case, clouds
+
+import mapuot
+from mapuot.arrays import host
+
+PAIRS = {
+    "soft": (1e6, 1e8), "alike": (1e9, 1e9), "hard rows": (np.inf, 1e10), "hard columns": (1e12, np.inf),
+    "largest": (1e13, 1e12),
+}  # fmt: skip
+
+
+def drawn(pair, reference: str = "product", ratio: float = 3.0) -> Case:
+    """Return a problem of unlike masses; ``pair``: reg_m over reg."""
+    case = clouds(12, 9, 0.02, 1.0)
+    reg_m = tuple(case.reg * np.asarray(rho) for rho in pair)
+    return case.replace(b=ratio * case.a.sum() / case.b.sum() * case.b, reg_m=reg_m, reference=reference)
+
+
+def failures_of(case, found, tol):
+    return judge.judge(case, judge.claim_of(found), {"tol": tol})[0]
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
+@pytest.mark.parametrize("reference", ["product", "uniform"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_claim_is_true(pair, reference):
+    case = drawn(PAIRS[pair], reference)
+    found = case.solve(tol=1e-6)
+    assert found.converged
+    assert not failures_of(case, found, 1e-6)
+    known = reference == "product"  # else log u has a constant of its own
+    ratio = np.log(3.0) / sum(1 / (1 + rho) if known else 1 / rho for rho in PAIRS[pair])
+    np.testing.assert_allclose(-found.log_u, ratio, rtol=1e-2)
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
+def test_points_may_have_their_own_rho():
+    rho = 10.0 ** np.random.default_rng(0).uniform(6, 10, 12)
+    case = drawn((rho, 1e9))
+    found = case.solve(tol=1e-6)
+    assert found.converged
+    assert found.problem.translation > 1e4
+    assert not failures_of(case, found, 1e-6)
+
+
+@pytest.mark.parametrize("pair", ["soft", "hard columns"])
+def test_batches(pair, backend):
+    if backend == "reference":
+        pytest.skip("solves no batch")
+    cases = [drawn(PAIRS[pair], ratio=ratio) for ratio in (3.0, 1.0, 0.2)]
+    tables = (np.stack([case.a for case in cases]), np.stack([case.b for case in cases]))
+    found = mapuot.solve_batch(cases[0].M, *tables, reg=cases[0].reg, reg_m=cases[0].reg_m, tol=1e-7, backend=backend)
+    assert found.converged.all()
+    for i, case in enumerate(cases):
+        alone = case.solve(tol=1e-7, backend=backend)
+        np.testing.assert_allclose(host(found[i].plan), host(alone.plan), atol=3e-7 * alone.mass)
+        np.testing.assert_allclose(host(found.log_u[i]), host(alone.log_u), rtol=1e-6, atol=1e-2)
+        np.testing.assert_allclose(found.objective[i], alone.objective, rtol=1e-9)
+        assert found.dual[i] <= found.objective[i] * (1 + 1e-7)
+
+
+def test_a_file_and_a_start_keep_it(tmp_path):
+    case = drawn(PAIRS["largest"])
+    found = case.solve(tol=1e-7)
+    found.save(tmp_path / "answer.npz")
+    again = mapuot.load(tmp_path / "answer.npz", case.M)
+    np.testing.assert_array_equal(again.plan, found.plan)
+    np.testing.assert_array_equal(again.f, found.f)
+    assert max(np.abs(found.own_logs[0]).max(), np.abs(found.own_logs[1]).max()) < 1e4
+    assert np.abs(found.log_u).min() > 1e11
+    for start in (found, (found.log_u, found.log_v)):
+        warm = case.solve(tol=1e-7, warm_start=start)
+        assert warm.converged
+        np.testing.assert_allclose(warm.plan, found.plan, atol=4e-7 * found.mass)
+
+
+def test_the_potential_of_other_points_has_it():
+    case = drawn(PAIRS["soft"])
+    rng = np.random.default_rng(1)
+    x, y = rng.random((12, 2)), rng.random((9, 2))
+    found = mapuot.solve(mapuot.PointCloud(x, y), case.a, case.b, reg=case.reg, reg_m=case.reg_m, tol=1e-9)
+    np.testing.assert_allclose(found.potential(x), found.f, rtol=1e-12)
