@@ -94,6 +94,19 @@ def case_truncated_points(job):
         job.within_bounds(got, want, i0, i1)
 
 
+def case_points_in_many_dimensions(job):
+    """Ranks multiply the coordinates of their own rows by those of all columns; a rank may have no row."""
+    rng = np.random.default_rng(6)
+    x, y, a, b = rng.random((50, 19)), rng.random((46, 19)) + 0.1, rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(46))
+    for metric, reg_m, split in (("sqeuclidean", (1.0, 2.0), "uneven"), ("inner", (2.0, np.inf), "even")):
+        options = {"reg": 0.3, "reg_m": reg_m}
+        want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, tol=1e-10, backend="cpu", **options)
+        i0, i1 = job.bounds(50, split)
+        mine = own_points(x, y, i0, i1, metric=metric, form=None, truncate=None)
+        got = mapuot.solve(mine, a[i0:i1], b, tol=1e-6, backend="cuda", comm=job.comm, **options)
+        job.within_bounds(got, want, i0, i1)
+
+
 def case_pairs_from_the_device(job):
     """Pairs stay on their GPU, whatever the rank's number is, and so does the plan."""
     S, _, a, b = pairs(21, 17, 0.6)

@@ -18,7 +18,7 @@ CASES = named(HERE / "over_ranks.py", HERE / "cuda" / "cuda_ranks.py")
 
 FEW = (
     "callbacks errors_reach_everyone where_rows_lie a_kernel_that_one_rank_has_no_room_for "
-    "stored_pairs pairs_from_the_device truncated_points"
+    "stored_pairs pairs_from_the_device truncated_points points_in_many_dimensions"
     if "EMULATED_GPUS" in os.environ
     else ""
 )
