@@ -187,7 +187,7 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
     check_problem(p, clouds.whole)
     smooth = clouds.whole.core[0].square and p.masked is None
     xp = namespace(clouds.whole.x)
-    if smooth and clouds.whole.plain and xp is not np:
+    if smooth and clouds.whole.has_given_coordinates and xp is not np:
         there = namespace(result.log_u) is xp and p.each is None
         exponents = result._closed[1:] if there else [xp.asarray(z) for z in plan_exponents(p, result)]
         found = result._backend.slopes(p, None, [*exponents], wanted, None)
@@ -201,7 +201,7 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
         for table, slope, places in zip(out, found, clouds.places, strict=True):
             if table is not None:
                 table[np.repeat(core, places.count)] = slope
-    if core.all() and clouds.whole.plain:
+    if core.all() and clouds.whole.has_given_coordinates:
         return out
     ends = np.cumsum([places.count for places in clouds.places], 1)
     for i in range(len(result)):
@@ -278,7 +278,7 @@ def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
 
 def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
     """Convert a derivative of squared distances by the core's coordinates to the caller's coordinates."""
-    if cloud.plain:
+    if cloud.has_given_coordinates:
         return slope
     if rows:
         points, scaled = (cloud.x, cloud.rows)

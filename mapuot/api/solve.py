@@ -53,7 +53,7 @@ from ..processor import SERIAL_ENTRIES
 from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
 from ..route import on_device
-from ..route import plain as whole
+from ..route import plain as carrier
 from ..route.front import Call, PlainProblem, Start, problem_of, read
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer
 from ..route.plain import LazyResult
@@ -271,7 +271,7 @@ def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
         return on_device.in_one_call(call, plain)
     if plain.cost.size > SERIAL_ENTRIES:
         return Start()
-    return whole.in_one_call(call, plain)
+    return carrier.in_one_call(call, plain)
 
 
 def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Result:

@@ -396,7 +396,7 @@ class Truncation:
         self.problem, self.state = problem, start
         self.correct, self.pairs, self.before, self.together = correct, pairs, math.inf, together
         self.corrections = 0  # number of corrections made
-        self.plain: F64 | None = None  # log v that would have followed the pass before without a correction
+        self.uncorrected: F64 | None = None  # log v that would have followed the pass before without a correction
         self.nats, self.rough = nats, rough
         self.settled: Stats | None = None
         self.aim(tol, tol_gap)
@@ -428,7 +428,7 @@ class Truncation:
         self.has_marginals = self.has_marginals and self.boxes.wild <= BOXES.most_excess
         whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
         if self.pairs > BOXES.correction_passes * whole * (self.kept.share if self.kept else 1.0):
-            self.correct = self.plain = None
+            self.correct = self.uncorrected = None
         return self.kept
 
     def settle(self, stat: Stats, state: PassState, moved: float) -> None:
@@ -477,20 +477,20 @@ class Truncation:
         Corrections end after one that did not halve the error; if it raised the error, undo it.
         """
         error = stat.error - floor
-        made = self.plain is not None
+        made = self.uncorrected is not None
         if not self.correct or (stat.rejected and not made):
             return None
         if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
-            plain, self.correct, self.plain = self.plain, None, None
+            uncorrected, self.correct, self.uncorrected = self.uncorrected, None, None
             if stat.rejected or not error <= self.before:
-                return plain
+                return uncorrected
             following: F64 = workspace.next_log_v
             return following
         if not error <= BOXES.most_corrected_error or error <= BOXES.enough_share * self.tol:
-            self.plain = None
+            self.uncorrected = None
             return None
         self.before = error
-        self.plain = workspace.next_log_v
+        self.uncorrected = workspace.next_log_v
         self.corrections = self.corrections + 1
         found: F64 = self.correct(workspace.iterate_state(), error)
         return found

@@ -366,11 +366,11 @@ class Clouds(Cost):
     def beside(self, points: Any, name: str) -> "Clouds":
         """Return the costs of other points, (k, d) for all problems or a cloud for each, to the same columns."""
         xp = namespace(self.whole.x)
-        plain = self.whole.plain
-        rows, places = as_flat(points, name, None, there if plain and xp is not np else array_in)
+        has_given_coordinates = self.whole.has_given_coordinates
+        rows, places = as_flat(points, name, None, there if has_given_coordinates and xp is not np else array_in)
         if len(places.first) not in (1, len(self)):
             raise ValueError(f"{name} must hold a cloud for each of {len(self)} problems, got {len(places.first)}")
-        if plain and rows.shape[1] == self.whole.dim:
+        if has_given_coordinates and rows.shape[1] == self.whole.dim:
             rows = xp.asarray(rows, dtype=np.float64)
             scaled = rows
         else:

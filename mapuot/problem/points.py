@@ -90,7 +90,7 @@ class PointCosts(Cost):
         self.scale = as_positive(scale, "scale")
         self.on_device = any(map(is_on_device, (x, y)))
         self.weights = weights
-        stays = self.on_device and labels is None is addends and self.plain
+        stays = self.on_device and labels is None is addends and self.has_given_coordinates
         apart = None
         points = [self._read(x, "x", stays)]
         points.append(points[0] if y is None or y is x else self._read(y, "y", stays))
@@ -330,13 +330,13 @@ class PointCosts(Cost):
         return SortedCosts(self, rows, cols)
 
     @property
-    def plain(self) -> bool:
+    def has_given_coordinates(self) -> bool:
         """Tell whether the core's coordinates are the given ones."""
         return self.weights is None and not METRICS[self.metric].unit and not self.apart and not self.bits
 
     @property
     def targets(self) -> F64:
-        if self.plain:
+        if self.has_given_coordinates:
             found: F64 = self.y
         else:
             found = self.columns[:, : self.shape[1]].T
@@ -556,11 +556,11 @@ class SortedCosts(PointCosts):
         if name in ("x", "y"):
             found = getattr(self.whole, name).take(rows if name == "x" else cols, 0)
         elif name == "rows":
-            if self.plain:
+            if self.has_given_coordinates:
                 found = self.x
             else:
                 found = self.whole.rows.take(rows, 0)
-        elif self.plain:  # read along the rows of y
+        elif self.has_given_coordinates:  # read along the rows of y
             found = np.ascontiguousarray(padded(self.y).T)
         else:
             found = self.whole.columns.take(padded(cols), 1)

@@ -217,16 +217,16 @@ class BatchRun:
             sizes = self.task.several.pairs_of_each[left]
             left = left[np.argsort(-sizes, kind="stable")]
             most = int(sizes.max())
-        whole = core()
+        module = core()
         task = self.task.on_host()
         options = options_alone(self.options, self.precision, most)
         options = dataclasses.replace(options, threads=self.options.threads)
         xp = namespace(self.tables[0])
         spent = self.n_passes[left]
         starts = self.begin(left, log_v, task.B)
-        for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
-            stalled = (records["status"] == whole.STALLED) & (records["hard_passes"] > 0)
-            done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES)) | stalled
+        for part, records, found in module.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
+            stalled = (records["status"] == module.STALLED) & (records["hard_passes"] > 0)
+            done = np.isin(records["status"], (module.CONVERGED, module.OUT_OF_PASSES)) | stalled
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):
                 table[xp.asarray(where), : values.shape[1]] = xp.asarray(values[done])
@@ -237,7 +237,7 @@ class BatchRun:
             whose = " for some problems"
             more = [FORMED] * bool(task.several)
             self.how[where] = [in_core(options, int(larger), bool(one), more, whose) for larger, one in ways]
-            converged = records["status"][done] == whole.CONVERGED
+            converged = records["status"][done] == module.CONVERGED
             self.status[where] = outcomes.after_core_calls(converged, stalled[done])
             bar.update(len(where) - int(stalled.sum()))
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]

@@ -178,7 +178,7 @@ def place_of(M: Any) -> str | None:
     if not cloud.on_device:
         return "cpu" if M.size <= SERIAL_ENTRIES and cloud.forms(FORM_BYTES) else None
     # the bound on the rounding of a cost must be linear in the cost
-    is_linear = cloud.here and cloud.plain and cloud.core[0].degree > 0
+    is_linear = cloud.here and cloud.has_given_coordinates and cloud.core[0].degree > 0
     return "cuda" if is_linear and cloud.forms(load("cuda").form_bytes(cloud)) else None
 
 

@@ -24,7 +24,6 @@ from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
-from ..contract import Backend
 from ..outcome import after_one_call
 from ..penalties import F64
 from ..problem.cost import Dense, cost_of
@@ -41,9 +40,10 @@ BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems conv
 
 
 @functools.cache
-def whole() -> tuple[Backend, Any]:
-    """Return the CUDA backend and its module that solves a problem in one call."""
-    return load("cuda"), import_module("..backends.cuda.plain", __package__)
+def solver() -> Any:
+    """Return the module that solves a problem by one CUDA graph; it is imported on first use."""
+    load("cuda")  # says which packages are missing
+    return import_module("..backends.cuda.graph_solve", __package__)
 
 
 @functools.lru_cache(maxsize=64)
@@ -131,7 +131,7 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
     own = cost.cloud or cost
     least = own.error(0.0)
     rounding = own.error(1.0) - least, least, cost.rounding
-    sent = whole()[1].begin(cost.array, rows, cols, problem.reg, *given, rounding)
+    sent = solver().begin(cost.array, rows, cols, problem.reg, *given, rounding)
     if sent is None:
         return None
     return PendingSolve(problem._replace(options=options), sent)
@@ -176,7 +176,7 @@ def between(
     """
     if not 0 < m * n <= MOST_BETWEEN:
         return None
-    module = whole()[1]
+    module = solver()
     call = Call(module.zeros(m, n), None, None, reg, reg_m, **words)
     problem = read(call)
     if problem and call.is_quiet:
@@ -197,7 +197,7 @@ def between(
 
 def distances(x: Any, y: Any) -> Any:
     """Return the matrix of squared distances of points on the current device."""
-    return whole()[1].distances(*map(whole()[0].asarray, (x, y)))
+    return solver().distances(*map(load("cuda").asarray, (x, y)))
 
 
 def nothing() -> None:

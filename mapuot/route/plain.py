@@ -34,7 +34,7 @@ STATUS_OF = {0: "max_passes", 1: "converged", 3: "stalled"}
 def core() -> Any:
     """Return the module that calls the C core, which is imported on first use."""
     load("cpu")  # says how to build a missing core
-    return import_module("..backends.cpu.plain", __package__)
+    return import_module("..backends.cpu.core_solve", __package__)
 
 
 def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
@@ -48,7 +48,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     if options.threads not in (None, 1) or turns:
         return Start()
     begun = time.perf_counter()
-    whole = core()
+    module = core()
     dtype = cost.dtype
     if cost.cloud:
         cost = FormedCosts(cost, backend.costs(cost, 1))
@@ -66,7 +66,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
         check_parts(rows, cols, parts)
         return evening_of_parts(rows, cols, parts) is None
 
-    found = whole.solve(cost, a, b, reg, rho, options, call.max_passes, ladder, inside, compare)
+    found = module.solve(cost, a, b, reg, rho, options, call.max_passes, ladder, inside, compare)
     if (
         found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, m * n))
         # or a ScalingWarning is due (odd_units in problem/validate.py)
@@ -75,7 +75,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     ):  # fmt: skip
         return Start()
     if out is not inside:
-        whole.form_plan(cost.array, reg, found.numbers[2 * (m + n) :], out)
+        module.form_plan(cost.array, reg, found.numbers[2 * (m + n) :], out)
     result = PlainResult(plain._replace(cost=cost) if cost is not plain.cost else plain, found, begun, out)
     if result.status == "stalled":  # steps with a factor follow
         return Start((result.log_u, result.log_v), result.trace, result.status, result.products)

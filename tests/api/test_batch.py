@@ -68,7 +68,7 @@ def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
 
 
 def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
-    core = import_module("mapuot.backends.cpu.plain")
+    core = import_module("mapuot.backends.cpu.core_solve")
     monkeypatch.setattr(core, "MOST_PASSES", 6)
     M, A, B = minibatches()
     assert_as_alone(solve_batch(M, A, B, reg=0.02, reg_m=1.0), M, A, B, reg=0.02, reg_m=1.0)

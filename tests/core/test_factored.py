@@ -6,7 +6,7 @@ from oracle import compiler
 from problems import Case, clouds, verify
 
 from mapuot.backends import factored
-from mapuot.backends.cpu import blas, plain
+from mapuot.backends.cpu import blas, core_solve
 from mapuot.backends.cpu.factored import HostPlans
 
 needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
@@ -46,7 +46,7 @@ def wide_masses(m, n, reg, seed):
 def soon(monkeypatch):
     """Limit the passes, so that the steps begin far from the answer."""
     monkeypatch.setattr(factored, "MOST_PATIENCE", 0)
-    monkeypatch.setattr(plain, "kept", [])  # records that were filled with the usual patience
+    monkeypatch.setattr(core_solve, "kept", [])  # records that were filled with the usual patience
 
 
 CASES = {  # of few points: the long-double oracle takes seconds

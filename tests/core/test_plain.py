@@ -128,7 +128,7 @@ def test_options_that_only_equal_good_ones(options):
 
 def test_a_call_that_would_take_long_is_left(monkeypatch):
     """A solve that would keep the core busy for longer than Ctrl-C may wait takes the ordinary path to the same end."""
-    core = import_module("mapuot.backends.cpu.plain")
+    core = import_module("mapuot.backends.cpu.core_solve")
     monkeypatch.setattr(core, "MOST_PASSES", 5)
     monkeypatch.setattr(core, "kept", [])
     case = clouds(16, 16, reg=0.01)

@@ -395,7 +395,7 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     M = change(M / M.max())
     made, workspace = [], cuda.workspace
     monkeypatch.setattr(cuda, "workspace", lambda *words: made.append(words) or workspace(*words))
-    monkeypatch.setattr(import_module("mapuot.backends.cuda.plain"), "ONCE", False)
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.graph_solve"), "ONCE", False)
     given = {"reg": 0.05, "reg_m": 1.0, **given}
     found = solve(cp.asarray(M), a, a, **given)
     assert bool(made) == (not whole)
@@ -438,7 +438,7 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, using, kind):
     """After three passes, which count, the ordinary path continues; where none is left, it restarts from zeros."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
-    calls = import_module("mapuot.backends.cuda.plain")
+    calls = import_module("mapuot.backends.cuda.graph_solve")
     calls.KEPT.clear()
     monkeypatch.setattr(cuda, "quick_passes", 3)
     if kind == "and no longer":
@@ -543,7 +543,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, sh
     monkeypatch.setenv("MAPUOT_CUDA", words)
     if shape[0] > 40:  # clusters correct its passes
         using(cuda_coarse.DEVICE_COARSE, sharp=0.0, least_entries=0)
-    module, calls = (import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
+    module, calls = (import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "graph_solve"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
     monkeypatch.setattr(calls, "ONCE", False)
     symmetric = None if whole and words == "ordered" else False
@@ -602,7 +602,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
     beside, stores = 1 << 20, []
     module.IDLE.clear()  # a workspace of an earlier solve has its room
-    monkeypatch.setattr(import_module("mapuot.backends.cuda.plain"), "MOST_ENTRIES", 0)  # calls are for small M
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.graph_solve"), "MOST_ENTRIES", 0)  # calls are for small M
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)

@@ -581,7 +581,7 @@ def test_products_with_true_distances_are_made_on_the_device(power, monkeypatch)
 @pytest.mark.parametrize(("reg", "reg_m"), [(2.0, 0.3), (1e-3, 0.3), (0.01, np.inf)])
 def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg, reg_m):
     """Points are solved in one call, symmetric or without a larger reg; a call that ends too soon is repeated."""
-    plain = import_module("mapuot.backends.cuda.plain")
+    plain = import_module("mapuot.backends.cuda.graph_solve")
     monkeypatch.setattr(plain, "ONCE", False)
     rng = np.random.default_rng(3)
     x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.dirichlet(np.full(60, 3.0))

@@ -245,7 +245,7 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
         x, y, *how = problem.points
         there = backend == "cuda" and len(problem.b) % 2 > 0  # half of them from where they are solved
         if there:
-            import_module("mapuot.backends.cuda.plain").ONCE = False  # some are solved in one call
+            import_module("mapuot.backends.cuda.graph_solve").ONCE = False  # some are solved in one call
             import_module("mapuot.backends.cuda.arrays").MANY_TERMS = (0, 1 << 29)[len(problem.a) // 2 % 2]
             POINTS.stays_from = 0
         x, y = (as_given(x, there), None) if y is x else (as_given(z, there) for z in (x, y))
@@ -293,7 +293,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         import cupy
 
         positional = (cupy.asarray(positional[0]), *positional[1:])  # on the device, where some are solved in one call
-        import_module("mapuot.backends.cuda.plain").ONCE = False
+        import_module("mapuot.backends.cuda.graph_solve").ONCE = False
         vars(import_module("mapuot.backends.cuda.settings").DEVICE_PAIRS).update(least_entries=0, most_reg=1.0)
     if isinstance(start, Problem):
         before = arguments(start)

@@ -6,7 +6,7 @@ from ...contract import BatchEngine, Options
 from ...problem.points import FORM_BYTES
 from ...processor import memory_bytes
 from ..operator import parts_of
-from . import log_matmul, marginals, plain
+from . import core_solve, log_matmul, marginals
 from .batch import HostBatches
 from .grid import GridOperator, grid_workspace
 from .operator import MANY, HostArrays, HostOperator
@@ -65,7 +65,7 @@ class HostBackend(HostArrays):
         return min(FORM_BYTES, 16 << (17 + 2 * min(cloud.dim, 5)))
 
     def slopes(self, task: Any, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
-        return plain.slopes(task, which, exponents, wanted, threads)
+        return core_solve.slopes(task, which, exponents, wanted, threads)
 
     def batches(self) -> BatchEngine:
         return HostBatches()

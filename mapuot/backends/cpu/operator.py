@@ -396,7 +396,7 @@ class HostOperator(Operator):
         return low / self.reg, (high - low) / self.reg
 
     @cached_property
-    def plain(self) -> Any:
+    def unabsorbed(self) -> Any:
         """K that absorbs only a constant, so that its largest entry is 1."""
         self.open("float64")
         self.store("float64")
@@ -422,9 +422,9 @@ class HostOperator(Operator):
         if self.pairs and self.shape[0] > MOST_DENSE:
             return -math.inf, 0.0
         if self.pairs:
-            K = self.plain.toarray()
+            K = self.unabsorbed.toarray()
         else:
-            K = self.plain
+            K = self.unabsorbed
         return least_eigenvalue(K, UNIT * (4 * sum(map(abs, self.ends)) + 4)), float(K.diagonal().min())
 
     def log_products(self, x: F64, turned: bool = False) -> F64:
@@ -438,9 +438,9 @@ class HostOperator(Operator):
             top = np.where(np.isneginf(top), 0.0, top)
             least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
         if turned:
-            K = self.plain
+            K = self.unabsorbed
         else:
-            K = self.plain.T
+            K = self.unabsorbed.T
         sums = np.exp(x - top) @ K
         if (top - least).max() + self.ends[1] < SAFE or sums.min() > LEAST_SUM:
             return np.asarray(np.log(sums) + (top - self.ends[0]))
@@ -457,7 +457,7 @@ class HostOperator(Operator):
         The result is None if a sum leaves the range of K. src_c/mapuot.h, mapuot_barycenter, explains the numbers.
         """
         p, n = log_a.shape
-        K = self.plain
+        K = self.unabsorbed
         A = np.ascontiguousarray(A)
         log_a = np.ascontiguousarray(log_a)
         log_v = log_v.reshape(p, n).copy()

@@ -15,7 +15,7 @@ import numpy as np
 from ...contract import ANDERSON_DEPTHS
 from ...problem.metrics import METRICS
 from ..narrow_points import FORMS
-from . import coarse, factored, marginals, plain
+from . import coarse, factored, graph_solve, marginals
 from .batch import small_job, step_options
 from .kernels import (
     ALONE,
@@ -119,7 +119,7 @@ def jobs(capability: int) -> list[Job]:
         M, cost = SimpleNamespace(dtype=np.dtype(dtype)), int(dtype == "float32")
         found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]
         found += [stream_job(function, M, None) for function in sorted(ALONE["stream.cu"] - {"build_kernel"})]
-        found += [job for store in DTYPES for job in plain.jobs(M.dtype, store)]
+        found += [job for store in DTYPES for job in graph_solve.jobs(M.dtype, store)]
         found += [job for store in STORES.values() for job in coarse.jobs(store, cost)]
         found.append(("batch_products.cu", "weigh", step_options(dtype)))
         stored = {"COST": cost, "SHORT_INDEX": 1}

@@ -3,7 +3,7 @@
 No launch waits for the host: ``begin`` (src_cuda/plain.cu) finds the range of M, builds K and sets the state before the
 first pass; `Iterate` makes the passes; ``tell`` writes the answer to the host's memory. With one potential each pass is
 a launch, and the host checks the status every TOGETHER_AT_ONCE passes. Everything that depends only on the sides, reg
-and the options is kept for the next call; K is not. Twin: backends/cpu/plain.py.
+and the options is kept for the next call; K is not. Twin: backends/cpu/core_solve.py.
 """
 
 import copy
