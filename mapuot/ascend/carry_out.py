@@ -160,7 +160,7 @@ def all_stages(
     for stage in way.stages:
         if run.outcome.status not in stage.after:
             continue
-        if stage.begin == "zeros":
+        if stage.from_zeros:
             log_v = namespace(log_v).zeros(task.shape[1])
             skip = None
         before = run.outcome.status

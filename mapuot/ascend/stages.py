@@ -39,7 +39,7 @@ class Stage(NamedTuple):
     anderson_depth: int  # most differences of Anderson's step
     most: int  # limit on the passes of the whole solve at the end of this stage
     after: tuple[str, ...]  # statuses that start this stage
-    begin: str  # "start": given potentials; "zeros": cold, over all pairs; "here": potentials of the last stage
+    from_zeros: bool = False  # start cold, over all pairs; False: from given potentials, or those of the last stage
     leave: float = math.inf  # the stage ends if its first pass has a larger certified error
     symmetric: bool = False  # whether log u = log v (one potential)
     kept: bool = False  # whether passes read only pairs that may carry mass, if few
@@ -126,12 +126,17 @@ def inner(options: Options) -> Options:
 def keeps_pairs(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether passes over kept pairs apply to this problem, and pay."""
     cost = problem.cost
-    whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
-    quick = (
-        problem.rows.logarithmic and problem.cols.logarithmic and options.anderson_depth > 0 and not options.symmetric
-    )
-    quick = quick and not problem.balanced  # kept pairs may form separate parts with unequal masses
-    return whole and quick and cost.size > STAGES.kept_entries and backend.keeps_pairs(problem)
+    if cost.operator not in ("tiles", "points") or not cost.held:
+        return False
+    if problem.ranks.size > 1 or problem.masked is not None:
+        return False
+    if options.anderson_depth == 0 or options.symmetric:
+        return False
+    if not (problem.rows.logarithmic and problem.cols.logarithmic):
+        return False
+    if problem.balanced:  # kept pairs may form separate parts with unequal masses
+        return False
+    return cost.size > STAGES.kept_entries and backend.keeps_pairs(problem)
 
 
 def stages(
@@ -144,40 +149,40 @@ def stages(
     """
     reg, tol, storage, depth = problem.reg, options.tol, options.precision, options.anderson_depth
     found = climb(problem, options, most // 2)
-    begin, leave = "zeros", math.inf
+    is_first = not found
+    leave = math.inf
     if found:
-        found[0] = found[0]._replace(begin="zeros")
-        begin = "here"
+        found[0] = found[0]._replace(from_zeros=True)
         leave = math.inf if skips else STAGES.warm_error
     factors = factors_serve(problem, options, backend)
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
     own = []
     if found and reg < small and keeps_pairs(problem, options, backend):
         found = [stage._replace(kept=stage.reg < small) for stage in found]
-        own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, "here", kept=True)]
-    found += [*own, Stage(reg, tol, storage, depth, most, UNDONE, begin)]
+        own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, kept=True)]
+    found += [*own, Stage(reg, tol, storage, depth, most, UNDONE, from_zeros=is_first)]
     if options.symmetric:
-        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, "here", leave))
+        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave=leave))
         together = min(most, STAGES.most_together)
-        found.insert(0, Stage(reg, tol, storage, depth, together, UNDONE, "start", symmetric=True))
+        found.insert(0, Stage(reg, tol, storage, depth, together, UNDONE, symmetric=True))
     elif warm or skips:
-        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, "start", leave))
+        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave=leave))
         found[:0] = own * (skips and not warm)
     kinks = depth > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
-        found.append(Stage(reg, tol, storage, 0, most, STALLED, "here"))
+        found.append(Stage(reg, tol, storage, 0, most, STALLED))
     wider = escalate and storage == "float32" and not problem.cost.wide
     if wider:
         after = FAILED if kinks or factors else NO_ANSWER
-        found.append(Stage(reg, tol, "float64", depth, most, after, "here"))
+        found.append(Stage(reg, tol, "float64", depth, most, after))
         if kinks:
-            found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
+            found.append(Stage(reg, tol, "float64", 0, most, STALLED))
     if factors:
         found = before_steps(found, problem, options, most, backend)
         finest = "float64" if wider else storage
         demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
         vanished: tuple[str, ...] = FAILED if demands else ()  # else a plan may have less mass than float64 holds
-        steps = Stage(reg, tol, finest, depth, most, (*STALLED, *vanished), "here", factored=True)
+        steps = Stage(reg, tol, finest, depth, most, (*STALLED, *vanished), factored=True)
         found.append(steps._replace(patience=found[-1].patience))
     return tuple(found)
 
@@ -225,7 +230,7 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     if not regs:
         return []
     tol = max(options.tol, STAGES.balanced_tol if problem.balanced else STAGES.coarse_tol)
-    return [Stage(reg, tol, options.precision, options.anderson_depth, most, UNDONE, "here") for reg in regs]
+    return [Stage(reg, tol, options.precision, options.anderson_depth, most, UNDONE) for reg in regs]
 
 
 def larger_regs(spread: float, reg: float) -> list[float]:

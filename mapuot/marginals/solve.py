@@ -129,7 +129,7 @@ def multimarginal(
     most = as_passes(max_passes)
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
-    own = Stage(problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE, "here")
+    own = Stage(problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE)
     way = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
     engine = Engine(lambda problem, before: (Tree if problem.kind == "tree" else JointBlocks)(problem, before))
     run = Run(engine, most, as_callback(callback), progress)

@@ -27,7 +27,7 @@ def way(case, method="auto", precision="auto", tol=1e-6, **given):
 
 
 def told(found):
-    return [(stage.begin, round(stage.reg, 9), stage.storage, stage.anderson_depth > 0) for stage in found.stages]
+    return [(stage.from_zeros, round(stage.reg, 9), stage.storage, stage.anderson_depth > 0) for stage in found.stages]
 
 
 def test_larger_regs():
@@ -38,12 +38,13 @@ def test_larger_regs():
 
 def test_a_cold_start():
     """A cold start begins at zeros, with larger regs where reg is small, and in float64 where float32 is not enough."""
-    easy, finer = ("zeros", 0.1, "float32", True), ("here", 0.1, "float64", True)
+    easy = (True, 0.1, "float32", True)
+    finer = (False, 0.1, "float64", True)
     assert told(way(clouds(9, 8, reg=0.1))) == [easy, finer]
     assert told(way(clouds(9, 8, reg=0.1), precision="mixed")) == [easy]
     assert told(way(clouds(9, 8, reg=0.1), method="sinkhorn")) == [(*x[:3], False) for x in (easy, finer)]
     hard = way(clouds(9, 8, reg=1e-3), precision="float64").stages
-    assert [stage.begin for stage in hard] == ["zeros"] + ["here"] * (len(hard) - 1)
+    assert [stage.from_zeros for stage in hard] == [True] + [False] * (len(hard) - 1)
     assert [stage.tol for stage in hard] == [STAGES.coarse_tol] * (len(hard) - 1) + [1e-6]
     assert [stage.most for stage in hard] == [50] * (len(hard) - 1) + [100]
     assert all(stage.after == UNDONE for stage in hard)
@@ -51,7 +52,7 @@ def test_a_cold_start():
 
 def test_a_warm_start_is_left_where_it_is_of_no_use():
     found = way(clouds(9, 8, reg=1e-3), given=(True, True)).stages
-    assert (found[0].begin, found[0].leave, found[1].begin) == ("start", 1.0, "zeros")
+    assert (found[0].from_zeros, found[0].leave, found[1].from_zeros) == (False, 1.0, True)
     assert way(clouds(9, 8, reg=0.1), given=(True, True)).stages[0].leave == math.inf
 
 
