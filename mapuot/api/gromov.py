@@ -91,19 +91,18 @@ def gromov(
     alpha : float
         Weight of the distances beside the features, in (0, 1]; 1 without features.
     init : {"auto", "independent", "axes", "rows", "noise", "coarse"}, (m, n) plan, Result, or a list of them
-        Where to start. "independent": a b^T. "axes": both clouds are aligned by their principal axes; the best of up to
-        8 directions of the axes after 5 steps is kept. "rows": points with similar sorted distances to all others are
-        partners, with noise. "noise": a b^T with noise, the same in every call. "coarse": the best answer between 500
-        points of each space, drawn by mass. A plan is itself the start. For points, "auto" tries "independent" and
-        "axes" up to 1000 points, and takes "coarse" above. For distances it tries "independent", "rows" and, up to 1000
-        points, "noise": a b^T is near a saddle if many points see the same distances.
+        Where to start. "independent": a b^T, and then the settled plan, tilted, since it may be a saddle. "axes": both
+        clouds are aligned by their principal axes; the best of up to 8 directions of the axes after 5 steps is kept.
+        "rows": points with similar sorted distances to all others are partners, with noise. "noise": a b^T with noise,
+        the same in every call. "coarse": the best answer between 500 points of each space, drawn by mass. A plan is
+        itself the start. For points, "auto" tries "independent" and "axes" up to 1000 points, and takes "coarse" above.
+        For distances it tries "independent", "rows" and, up to 1000 points, "noise".
     max_iter, tol : int, float
         At most this many steps; stop when a step changes the plan by at most this share of its mass. ``steps`` of the
         answer has the changes.
     inner_tol, **options
         ``tol`` of `solve` for the last steps; earlier steps are solved only as accurately as the plan changes. Options
         are ``threads``, ``backend``, ``precision`` and ``max_passes`` of `solve`.
-
     bound_tol : float, optional
         Bound the global minimum from below, until ``lower_bound`` of the answer is within this share of its value: by
         branch and bound, which also starts again from better plans that it meets. For balanced sides and points with

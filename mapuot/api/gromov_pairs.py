@@ -20,7 +20,7 @@ from ..problem.validate import as_positive
 from ..progress import bar as progress_bar
 from ..spaces.distances import Space, space_of
 from ..spaces.starts import by_noise, sorted_rows
-from ..spaces.steps import LastStep, Limits
+from ..spaces.steps import FirstPlan, LastStep, Limits
 from ..spaces.task import Task
 from ..spaces.together import descend_together, starts_by_rows
 from ..status import warn_not_converged
@@ -254,13 +254,13 @@ def best_of_starts(
     """Return the best descent of each problem over the starts."""
     best: list[LastStep | None] = [None] * len(tasks)
     for name in names:
-        plans = [task.independent() for task in tasks]
+        begins = [FirstPlan(task.independent(), is_symmetric=True) for task in tasks]
         if name == "rows":
-            found = starts_by_rows(tasks, rows, options)
-            plans = [(own or [plan])[0] for own, plan in zip(found, plans, strict=True)]
+            plans = starts_by_rows(tasks, rows, options)
+            begins = [FirstPlan(own[0]) if own else start for own, start in zip(plans, begins, strict=True)]
         elif name == "noise":
-            plans = [by_noise(task, options)[0] for task in tasks]
-        for k, end in enumerate(descend_together(tasks, plans, limits, options)):
+            begins = [FirstPlan(by_noise(task, options)[0]) for task in tasks]
+        for k, end in enumerate(descend_together(tasks, begins, limits, options)):
             so_far = best[k]
             if so_far is None or sum(end.parts) < sum(so_far.parts):
                 best[k] = end

@@ -28,7 +28,7 @@ from ..api.batch import solve_batch
 from ..errors import muted
 from ..penalties import F64
 from ..status import warn_not_converged
-from .steps import GromovResult, Limits, best_of, descend
+from .steps import FirstPlan, GromovResult, Limits, best_of, descend
 from .task import Task
 
 MOST_COORDINATES = 4  # of G: a box has 2^4 corners, and a bound of 1 % takes some thousand solves
@@ -174,7 +174,7 @@ def bounded(task: Task, best: GromovResult, bound_tol: float, limits: Limits, op
     """Return the better of an answer and the answer from the search's best plan, with ``lower_bound``."""
     search = GlobalBound(task, options)
     bound = search.run(best.value, bound_tol)
-    other = descend(task, task.given(search.best_plan()), limits, options)
+    other = descend(task, FirstPlan(task.given(search.best_plan())), limits, options)
     values = [*best.values, other.value]
     best = best_of([best, other])
     best.values = values

@@ -14,7 +14,7 @@ from ..penalties import F64
 from ..problem import validate
 from ..problem.clouds import PointCloud
 from .distances import Space
-from .steps import LOOSE, GromovResult, Limits, best_of, descend
+from .steps import LOOSE, FirstPlan, Limits, best_of, descend
 from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"
@@ -27,23 +27,21 @@ NOISE = 0.3  # standard deviation of the logarithm of a noisy plan's entries
 BLOCK = 1 << 22  # distances that one block of rows has
 
 
-def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, GromovResult | None]]:
-    """Return the plans to start from, each with the answer of the coarse problem that it is lifted from, or None."""
+def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
+    """Return the plans to start from."""
     if isinstance(init, str) and validate.as_choice(init, "init", ("auto", *STARTS)) == "auto":
         init = usual(task)
-    found: list[tuple[Plan, GromovResult | None]] = []
+    found: list[FirstPlan] = []
     for one in init if isinstance(init, list) else [init]:
         if not isinstance(one, str):
-            found.append((task.given(one), None))
+            found.append(FirstPlan(task.given(one)))
         elif validate.as_choice(one, "init", STARTS) == "coarse":
             found.append(between_some(task, options))
+        elif one == "independent":
+            found.append(FirstPlan(task.independent(), is_symmetric=True))
         else:
-            makers = {"axes": by_axes, "rows": by_rows, "noise": by_noise}
-            if one in makers:
-                plans = makers[one](task, options)
-            else:
-                plans = [task.independent()]
-            found += [(plan, None) for plan in plans]
+            make = {"axes": by_axes, "rows": by_rows, "noise": by_noise}[one]
+            found += [FirstPlan(plan) for plan in make(task, options)]
     if not found:
         if init == []:
             raise ValueError("init must name a start, got []")
@@ -65,13 +63,13 @@ def usual(task: Task) -> list[str]:
     return ["independent", "rows", "noise"]
 
 
-def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResult]:
+def between_some(task: Task, options: dict[str, Any]) -> FirstPlan:
     """Solve between some of the points; return the best plan, lifted to all points, and its answer."""
     rows, a = drawn(task.a)
     cols, b = drawn(task.b)
     part = task.restrict((rows, a), (cols, b))
-    best = best_of([descend(part, plan, COARSE, options) for plan, _ in starts(part, "auto", options)])
-    return task.lifted(best._plan, rows, cols), best
+    best = best_of([descend(part, start, COARSE, options) for start in starts(part, "auto", options)])
+    return FirstPlan(task.lifted(best._plan, rows, cols), best)
 
 
 def drawn(mass: F64) -> tuple[Any, F64]:
@@ -109,7 +107,7 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         signs = np.where((flips >> np.arange(k)) & 1, -1.0, 1.0)
         result = between(task, x * signs, y, scale, options)
         if result.mass > 0:
-            found.append(descend(task, task.fitted(task.answer(result)), FIRST, options))
+            found.append(descend(task, FirstPlan(task.fitted(task.answer(result))), FIRST, options))
     if found:
         return [best_of(found)._plan]
     return []

@@ -20,15 +20,18 @@ from ..answer.slopes import Gradient, mass_slope
 from ..api.solve import solve
 from ..errors import muted
 from ..penalties import F64
-from .task import Plan, StepCost, Task, Terms
+from .task import Factors, Plan, StepCost, Task, Terms
 
 LOOSE = 1e-2  # tol of the first inner solve; tol of later ones is SHARE times the change of the plan
 SHARE = 0.1
+NEAR = 0.03  # largest share of the mass that a step moves before an extrapolation
 FAR, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
+LEAP, ALIGNED = 8.0, 0.95  # length of an extrapolation away from a saddle; least cosine of its last two steps
 LEAST_MOVE = 1e-2  # singular values of the differences of moves below this share of the largest count as 0
 RISE, MOST_OVERSHOOTS = 1e-3, 2  # after so many steps that raise the objective by this share, steps go half as far
 LEAST_SHARE = 1 / 16
 AHEAD = 0.5  # largest share of the mass that an extrapolation moves
+TILT, SIGHTS = 0.1, 8  # correlation that a tilt adds to a plan; number of points whose distances make it
 
 
 class Step(NamedTuple):
@@ -51,9 +54,22 @@ class StepProblem(NamedTuple):
     start: tuple[F64, F64] | None
 
 
-class LastStep(NamedTuple):
-    """The plan after the last step, the terms of its objective, all steps, and whether they settled."""
+class FirstPlan(NamedTuple):
+    """A plan to start from.
 
+    ``coarse``: the answer between some of the points, if the plan is lifted from it. ``is_symmetric``: the plan has all
+    symmetries of both spaces.
+    """
+
+    plan: Plan
+    coarse: GromovResult | None = None
+    is_symmetric: bool = False
+
+
+class LastStep(NamedTuple):
+    """The answer and the plan of the last step, the terms of its objective, all steps, and whether they settled."""
+
+    result: Any
     plan: Plan
     parts: Terms
     steps: list[Step]
@@ -185,11 +201,9 @@ class GromovResult(Result):
         return f"<mapuot.GromovResult {m}x{n} {state}{place} after {len(self.steps)} steps, value {self.value:.6g}>"
 
 
-def descend(
-    task: Task, plan: Plan, limits: Limits, options: dict[str, Any], measures_first: bool = True
-) -> GromovResult:
-    """Take steps until the plan settles; see `steps_from`."""
-    steps = steps_from(task, plan, limits, measures_first)
+def descend(task: Task, start: FirstPlan, limits: Limits, options: dict[str, Any]) -> GromovResult:
+    """Take steps until the plan settles; see `steps_to_minimum`."""
+    steps = steps_to_minimum(task, start, limits)
     step = next(steps)
     while True:
         with muted():  # warnings are muted: only the certificate of the last step counts
@@ -200,15 +214,58 @@ def descend(
         try:
             step = steps.send(result)
         except StopIteration as end:
-            return answer_of(result, task, end.value)
+            answer = answer_of(task, end.value)
+            answer.coarse = start.coarse
+            return answer
 
 
-def steps_from(
-    task: Task, plan: Plan, limits: Limits, measures_first: bool = True
-) -> Generator[StepProblem, Any, LastStep]:
+def steps_to_minimum(task: Task, start: FirstPlan, limits: Limits) -> Generator[StepProblem, Any, LastStep]:
     """Yield the problem of each step and receive its `Result`, until the plan settles.
 
-    ``measures_first``: measure the change of the first plan; a lifted plan has none to measure.
+    From a symmetric start the plan may settle at a saddle. Therefore steps start again from the settled plan, tilted.
+    They lead back to it, or to a better plan. Proximal steps have a reg that falls; their start is tilted.
+    """
+    first = start.plan
+    if start.is_symmetric and not task.reg:
+        first = tilted(task, first)
+    end = yield from steps_from(task, first, limits, measures_first=start.coarse is None)
+    left = limits._replace(max_iter=limits.max_iter - len(end.steps))
+    if not (start.is_symmetric and task.reg and end.settled and left.max_iter):
+        return end
+    other = yield from steps_from(task, tilted(task, end.plan), left, measures_first=False)
+    value = sum(end.parts)
+    if not other.settled:  # by rough steps, which miss hard marginals, the objective may be too low
+        value -= RISE * abs(value)
+    if not sum(other.parts) < value:
+        return end
+    return other._replace(steps=[*end.steps, *other.steps])
+
+
+def tilted(task: Task, plan: Plan) -> Plan:
+    """Return P + TILT (r u) (s v)^T / mass for functions u and v of the points with mean 0 and mean square 1.
+
+    The marginals are those of P. u and v are random sums of the distances from some points. They break every symmetry
+    that moves one of these points.
+    """
+    rng = np.random.default_rng(0)
+    mass = plan.mass
+    factors = []
+    for space, w in ((task.X, plan.r), (task.Y, plan.s)):
+        chosen = rng.choice(space.count, SIGHTS, p=w / w.sum())
+        u = sum(weight * space.rows(k, k + 1)[0] for k, weight in zip(chosen, rng.normal(size=SIGHTS), strict=True))
+        u = u - w @ u / mass
+        size = math.sqrt(w @ u**2 / mass)
+        factors.append(w * u / (size or 1.0))
+    P = Factors(TILT / mass * factors[0][:, None], factors[1][None])
+    more = task.plan(P, 0 * plan.r, 0 * plan.s, [(0.0, 0.0, 0.0)] * 3)
+    names = "cross", "moved", "features"
+    return plan._replace(**{name: getattr(plan, name) + getattr(more, name) for name in names})
+
+
+def steps_from(task: Task, plan: Plan, limits: Limits, measures_first: bool) -> Generator[StepProblem, Any, LastStep]:
+    """Yield the problem of each step and receive its `Result`, until the plan settles.
+
+    ``measures_first``: measure the change of the first plan; a lifted or tilted plan has none to measure.
     """
     steps: list[Step] = []
     trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
@@ -258,7 +315,7 @@ def steps_from(
         rest -= 1
         if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
-    return LastStep(last, parts, steps, settled)
+    return LastStep(result, last, parts, steps, settled)
 
 
 class Stride:
@@ -302,8 +359,9 @@ def mass_correction(task: Task, before: Plan, after: Plan, is_first: bool) -> fl
     return 0.5 * task.log_ratio(before, after)
 
 
-def answer_of(result: Result, task: Task, end: LastStep) -> GromovResult:
+def answer_of(task: Task, end: LastStep) -> GromovResult:
     """Return a `GromovResult` with the last step's answer, and the members that a lazy Result has computed."""
+    result: Result = end.result
     potentials = result.own_logs
     marginals = result.row_marginal, result.col_marginal
     own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
@@ -314,21 +372,33 @@ def answer_of(result: Result, task: Task, end: LastStep) -> GromovResult:
 
 
 def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
-    """Return Anderson's extrapolation of the last plans; None if it is not at least FAR steps ahead.
+    """Return an extrapolation of the last plans, or None if it is not at least FAR steps ahead.
 
-    ``change``: share of the mass that the last step moved. The extrapolation moves at most AHEAD of the mass.
+    ``change``: share of the mass that the last step moved. The extrapolation moves at most AHEAD of the mass. It is
+    Anderson's where steps become shorter. Where they grow in one direction, the plan leaves a saddle, and the
+    extrapolation goes LEAP steps further in this direction: Anderson's leads back to the saddle. While steps are large
+    there is none, since it may lead to another local minimum.
     """
-    if len(trail) < 3:
+    if len(trail) < 3 or change > NEAR:
         return None
     before, after = (np.stack([task.vector(plan) for plan in plans]) for plans in zip(*trail, strict=True))
     left = after - before
-    moves = left[-1] - left[:-1]
-    share = np.linalg.pinv(moves @ moves.T, rcond=LEAST_MOVE**2, hermitian=True) @ (moves @ left[-1])
-    way = share @ (after[-1] - after[:-1])
-    far = float(np.linalg.norm(way) / np.linalg.norm(left[-1]))
-    if not FAR <= far < math.inf:
-        return None
+    sizes = np.linalg.norm(left, axis=1)
     *plans, last = (plan for _, plan in trail)
+    if sizes[-1] >= sizes[-2]:
+        if not left[-1] @ left[-2] > ALIGNED * sizes[-1] * sizes[-2]:
+            return None
+        plans = [trail[-1][0]]
+        share = np.array([-LEAP])
+        far = LEAP
+    elif (np.diff(sizes) >= 0).any():
+        return None
+    else:
+        moves = left[-1] - left[:-1]
+        share = np.linalg.pinv(moves @ moves.T, rcond=LEAST_MOVE**2, hermitian=True) @ (moves @ left[-1])
+        far = float(np.linalg.norm(share @ (after[-1] - after[:-1])) / sizes[-1])
+        if not FAR <= far < math.inf:
+            return None
     mixed = last.mixed(plans, share * min(1.0, AHEAD / change / far))
     if mixed.mass > AHEAD * last.mass:
         return mixed

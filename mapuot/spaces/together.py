@@ -1,6 +1,7 @@
 """Many small problems of Gromov-Wasserstein at a time: one call of `solve_batch` solves a step of all of them.
 
-Each problem has its own `steps_from`, and distances as matrices. Smaller spaces are padded by points without mass.
+Each problem has its own `steps_to_minimum`, and distances as matrices. Smaller spaces are padded by points without
+mass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..arrays import host
 from ..errors import muted
 from ..penalties import F64
 from .starts import loose_penalties, scale_of_rows, with_noise
-from .steps import LOOSE, LastStep, Limits, steps_from
+from .steps import LOOSE, FirstPlan, LastStep, Limits, steps_to_minimum
 from .task import Plan, Task
 
 
@@ -83,9 +84,11 @@ def stacked(arrays: Any, shape: tuple[int, ...], padding: float = 0.0) -> F64:
     return found
 
 
-def descend_together(tasks: list[Task], plans: list[Plan], limits: Limits, options: dict[str, Any]) -> list[LastStep]:
-    """Take steps of each problem from its plan until it settles."""
-    paths = [steps_from(task, plan, limits) for task, plan in zip(tasks, plans, strict=True)]
+def descend_together(
+    tasks: list[Task], begins: list[FirstPlan], limits: Limits, options: dict[str, Any]
+) -> list[LastStep]:
+    """Take steps of each problem from its start until it settles."""
+    paths = [steps_to_minimum(task, start, limits) for task, start in zip(tasks, begins, strict=True)]
     posed = {k: next(path) for k, path in enumerate(paths)}
     ends: dict[int, LastStep] = {}
     while posed:

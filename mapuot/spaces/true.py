@@ -22,7 +22,7 @@ import numpy as np
 from ..penalties import F64
 from .distances import Space
 from .starts import starts
-from .steps import GromovResult, Limits, best_of, descend
+from .steps import FirstPlan, GromovResult, Limits, best_of, descend
 from .task import Plan, Task
 
 FIRST_TOL = 1e-2  # of steps with approximate distances, if steps with true ones follow
@@ -106,16 +106,12 @@ def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) 
     first = limits
     if is_rough:
         first = limits._replace(tol=max(limits.tol, FIRST_TOL), inner_tol=max(limits.inner_tol, FIRST_TOL))
-    found = []
-    for plan, coarse in starts(task, init, options):
-        found.append(descend(task, plan, first, options, coarse is None))
-        found[-1].coarse = coarse
-    best = best_of(found)
+    best = best_of([descend(task, start, first, options) for start in starts(task, init, options)])
     if is_rough:
         finer = of_task(task, task.X, task.Y)
         start = finer.fitted(finer.answer(best))
         values, coarse = best.values, best.coarse
-        best = descend(finer, start, limits, options)
+        best = descend(finer, FirstPlan(start), limits, options)
         best.values, best.coarse = values, coarse
     if not (task.X.distances is None and task.Y.distances is None):
         assess(best)

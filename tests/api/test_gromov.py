@@ -11,7 +11,7 @@ from scipy.sparse import csgraph
 from scipy.spatial.distance import cdist
 
 import mapuot
-from mapuot.spaces import distances, starts
+from mapuot.spaces import distances, starts, steps
 
 ot = pytest.importorskip("ot")
 SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
@@ -293,19 +293,60 @@ def test_starts_leave_the_saddle_of_round_shapes(petals, reg, best):
     assert noise.parts.structure <= best
 
 
-def test_a_ring_against_itself_is_turned_or_told_to_be_independent():
-    """All points of a ring see the same distances: a b^T is a saddle, and no step leaves it."""
+def test_a_ring_against_itself_is_turned_unless_reg_is_large():
+    """All points of a ring see the same distances: a b^T is a fixed point of the steps, at a small reg a saddle."""
     step = np.abs(np.arange(20)[:, None] - np.arange(20))
     ring = np.minimum(step, 20 - step)
-    given = {"reg": 0.5, "reg_m": math.inf, "metric": "precomputed"}
-    saddle, found = mapuot.gromov(ring, ring, init="independent", **given), mapuot.gromov(ring, ring, **given)
-    assert saddle.settled
-    assert saddle.is_independent
-    assert "near the independent plan" in repr(saddle)
-    assert found.value < 0.7 * saddle.value
+    given = {"reg_m": math.inf, "metric": "precomputed", "init": "independent"}
+    flat, found = (mapuot.gromov(ring, ring, reg=reg, **given) for reg in (20.0, 0.5))
+    assert flat.settled
+    assert flat.is_independent
+    assert "near the independent plan" in repr(flat)
+    assert found.settled
     assert not found.is_independent
     assert "independent" not in repr(found)
-    assert abs(saddle.sharpness) < 0.05 < found.sharpness
+    assert found.parts.structure < 0.1 * flat.parts.structure
+    assert abs(flat.sharpness) < 0.05 < found.sharpness
+    assert mapuot.gromov(ring, ring, reg=0.0, **given).parts.structure < 1e-3 * flat.parts.structure
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed"])
+def test_symmetric_spaces_do_not_end_at_a_saddle(metric):
+    """Points on a line and their mirror images have the same distances: steps from a b^T match both with both."""
+    x = np.array([-3.0, -2.0, -0.5, 0.5, 2.0, 3.0])[:, None]
+    X = x if metric == "sqeuclidean" else cdist(x, x)
+    given = {"reg": 0.3, "reg_m": math.inf, "metric": metric}
+    found = mapuot.gromov(X, X, init="independent", **given)
+    best = mapuot.gromov(X, X, init=np.eye(6), **given)
+    saddle = mapuot.gromov(X, X, init=np.eye(6) + np.eye(6)[::-1], max_iter=3, **given)
+    assert saddle.value > 1.1 * best.value
+    assert found.settled
+    assert found.value == pytest.approx(best.value, rel=1e-6)
+
+
+def test_extrapolations_do_not_lead_to_another_minimum(monkeypatch):
+    given, *_ = gromovs.draw(np.random.default_rng([1, 200]))
+    options = {**given, "init": "independent", **gromovs.LIMITS}
+    found = mapuot.gromov(**options)
+    monkeypatch.setattr(steps, "ahead", lambda *arguments: None)
+    plain = mapuot.gromov(**options)
+    assert found.settled
+    assert plain.settled
+    assert found.value <= plain.value * (1 + 1e-6)
+
+
+def test_a_plan_that_leaves_a_saddle_slowly_settles(monkeypatch):
+    """Near the largest reg at which a ring is turned, steps from the saddle grow by some percent each."""
+    step = np.abs(np.arange(20)[:, None] - np.arange(20))
+    ring = np.minimum(step, 20 - step)
+    given = {"reg": 7.5, "reg_m": math.inf, "metric": "precomputed", "init": "independent", "max_iter": 400}
+    found = mapuot.gromov(ring, ring, **given)
+    assert found.settled
+    assert found.value < 0.999 * mapuot.gromov(ring, ring, **given | {"init": np.ones((20, 20))}).value
+    monkeypatch.setattr(steps, "ahead", lambda *arguments: None)
+    plain = mapuot.gromov(ring, ring, **given)
+    assert found.value <= plain.value * (1 + 1e-6)
+    assert len(found.steps) < 0.7 * len(plain.steps)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed"])
