@@ -97,7 +97,8 @@ def case_truncated_points(job):
 def case_points_in_many_dimensions(job):
     """Ranks multiply the coordinates of their own rows by those of all columns; a rank may have no row."""
     rng = np.random.default_rng(6)
-    x, y, a, b = rng.random((50, 19)), rng.random((46, 19)) + 0.1, rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(46))
+    x, y = rng.random((50, 19)), rng.random((46, 19)) + 0.1
+    a, b = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(46))
     for metric, reg_m, split in (("sqeuclidean", (1.0, 2.0), "uneven"), ("inner", (2.0, np.inf), "even")):
         options = {"reg": 0.3, "reg_m": reg_m}
         want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, tol=1e-10, backend="cpu", **options)
