@@ -44,19 +44,26 @@ def describe_miss(error: float, tol: float, words: Words = OURS) -> str:
     return f"certified relative plan error above 1, so far nothing is known of the plan ({words.tol} {tol:.2e})"
 
 
-def not_converged(result: Any, tol: float, finer: bool = False, words: Words = OURS) -> str:
-    """Say why a solve did not reach ``tol``, and name a cure; ``finer``: precision="float64" may help."""
+def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) -> str:
+    """Say why a solve did not reach ``tol``, and name a cure; ``more``: options that may get nearer, in words."""
     missed = result._missed
     forbidden = getattr(result.problem, "forbidden", False)
     nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
-    stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
+    if more:
+        stalled = f"this way it gets no nearer: use {more}, or a larger {words.tol}"
+        least_lost = tol
+    else:
+        stalled = f"rounding allows no better: ask for a larger {words.tol}"
+        least_lost = tol / 4
     longer = f"raise {words.passes}, reg or {words.tol}"
     lost = lost_digits(result)
-    is_lost = lost > tol / 4 and not finer
+    is_lost = lost > least_lost
     if is_lost:
         stalled = f"{beyond_float64(result, lost)}, or ask for a larger {words.tol}"
     if missed > 1e-6 and not (is_lost and lost > missed):
         stalled = f"row or column sums differ from a or b by {missed:.1e} of the mass"
+        if more:
+            stalled += f"; use {more}"
         stalled += "; perhaps the allowed pairs cannot carry these masses" * bool(forbidden)
         longer += f"; {stalled}" * forbidden
     sides = getattr(result.problem, "sides", ())

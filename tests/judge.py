@@ -16,6 +16,7 @@ from oracle import LONG
 from scipy import sparse
 
 from mapuot.arrays import host
+from mapuot.status import lost_digits
 
 UNIT = 2.0**-53
 ROUNDINGS = 64
@@ -55,6 +56,7 @@ class Claim:
     constant: float = 0.0  # in M
     translation: float = 0.0  # log u is the first of own_logs less this, log v the second and this, M's constant aside
     own_logs: Any = None  # log scalings with more digits
+    lost: float = 0.0  # error of the plan below which rounding of its exponents allows nothing, as warnings say
 
 
 def claim_of(result: Any) -> Claim:
@@ -67,7 +69,7 @@ def claim_of(result: Any) -> Claim:
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
         how=str(result.how), constant=result.problem.constant, own_logs=result.own_logs,
-        translation=result.problem.translation,
+        translation=result.problem.translation, lost=lost_digits(result),
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from ..problem.validate import (
 )
 from ..progress import bar as progress_bar
 from ..route.batch import BatchRun
-from ..route.options import METHODS, make_options, may_be_finer
+from ..route.options import METHODS, make_options, nearer_options
 from ..status import not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from .entry import entry
@@ -209,7 +209,7 @@ def solve_batch(
             check_met(result[i], f"problem {i}: ")
         count = (~result.converged).sum()
         worst = int(np.where(result.converged, -1.0, result.error_bound).argmax())
-        why = not_converged(result[worst], tol, may_be_finer(options, precision))
+        why = not_converged(result[worst], tol, nearer_options(options, precision, method))
         warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
     return result
 

@@ -55,7 +55,7 @@ from ..ranks import Ranks, join
 from ..route import on_device
 from ..route import plain as carrier
 from ..route.front import Call, PlainProblem, Start, problem_of, read
-from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer
+from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, nearer_options
 from ..route.plain import LazyResult
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
@@ -306,7 +306,7 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         with ranks.together():
             result._form_plan(out)
     if result.status not in ("converged", "cancelled") and ranks.rank == 0:
-        warn_not_converged(not_converged(result, call.tol, may_be_finer(options, call.precision)))
+        warn_not_converged(not_converged(result, call.tol, nearer_options(options, call.precision, call.method)))
     return result
 
 
@@ -389,7 +389,7 @@ def warn_of_plain(result: LazyResult, call: Call) -> None:
     """Warn if a plain problem has not converged, or if its unit of mass changes the answer."""
     if result.status != "converged":
         check_met(result)
-        warn_not_converged(not_converged(result, call.tol, may_be_finer(result.options, call.precision)))
+        warn_not_converged(not_converged(result, call.tol, nearer_options(result.options, call.precision, call.method)))
     mass, mass_a, mass_b = result.mass, *result.units[3:]
     if moves_little(mass, mass_a, mass_b, LITTLE_SHARE):
         text = odd_share(mass, mass_a, mass_b)

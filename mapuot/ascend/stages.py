@@ -207,8 +207,8 @@ def before_steps(
 def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether Newton's steps with a factor may follow stalled passes."""
     cost = problem.cost
-    is_possible = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1
-    is_possible = is_possible and options.anderson_depth > 0
+    is_possible = cost.operator in ("tiles", "points", "pairs", "products") and problem.ranks.size == 1
+    is_possible = is_possible and options.anderson_depth > 0 and cost.size <= backend.most_factored**2
     if not is_possible or min(problem.shape) > backend.most_factored:
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):

@@ -62,6 +62,11 @@ def options_alone(options: Options, precision: str, entries: int) -> Options:
     return dataclasses.replace(options, threads=1, precision="float64" if small else options.precision)
 
 
-def may_be_finer(options: Options, precision: str) -> bool:
-    """Return whether a warning should suggest float64; "auto" has tried it already."""
-    return precision not in ("auto", "float64") and options.precision != "float64"
+def nearer_options(options: Options, precision: str, method: str) -> str:
+    """Name the options with which a stalled solve may get nearer; "auto" has tried float64 and Newton's steps."""
+    found = []
+    if precision not in ("auto", "float64") and options.precision != "float64":
+        found.append("precision='float64'")
+    if METHODS[method][1] == 0:
+        found.append("method='auto', which makes Newton's steps")
+    return " and ".join(found)

@@ -36,7 +36,7 @@ from mapuot.processor import core_count
 
 from .problem import ODDS
 from .trial import OVER_RANKS, PATHS
-from .worker import trial_of
+from .worker import STALLS, trial_of
 
 TESTS = Path(__file__).resolve().parent.parent
 BLOCK = 100  # trials of one process
@@ -146,8 +146,8 @@ def main(words: list[str]) -> int:
 
 def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
     names = (
-        "trials", "problems", "judged", "without reference", "converged", "tol >= 1e-7", "of them stalled",
-        "truncated", "refused", "raised",
+        "trials", "problems", "judged", "without reference", "converged", "tol >= 1e-7", *STALLS, "truncated",
+        "refused", "raised",
     )  # fmt: skip
     print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}")
     for lane in chosen:

@@ -18,6 +18,7 @@ from judge import Failure, judge
 from .problem import ODDS
 from .trial import NAMES, OVER_RANKS, Trial, as_users_have, at_the_ends, call, call_over_ranks, draw_trial
 
+STALLS = "stalled", "stalled: options", "stalled: float64"  # by no reason, see `reason_of_stall`
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = ("must not be so small that M / reg overflows", "must have positive, finite mass",
            "must be finite, >= 0 and not all", "must be finite, problem", "must have masses whose product",
@@ -78,9 +79,22 @@ class Runner:
         for problem, claim in zip(trial.problems, claims, strict=True):
             failures, numbers = judge(problem, claim, options)
             found += failures
-            loose = options["tol"] >= 1e-7
-            figures.append({**numbers, "tol >= 1e-7": loose, "of them stalled": loose and claim.status == "stalled"})
+            figures.append({**numbers, "tol >= 1e-7": options["tol"] >= 1e-7})
+            if options["tol"] >= 1e-7 and claim.status == "stalled":
+                figures[-1][reason_of_stall(trial, claim.lost > options["tol"] / 4)] = True
         return "answered", found, figures
+
+
+def reason_of_stall(trial: Trial, is_lost: bool) -> str:
+    """Say in the words of the table why a solve stalled; ``is_lost``: exponents have too few digits, says the warning.
+
+    Methods without Newton's steps, float32 kernels and a number of nats to truncate at are the user's will.
+    """
+    if is_lost:
+        return "stalled: float64"
+    chosen = trial.options.get("method", "auto"), trial.options.get("precision", "auto")
+    is_chosen = chosen[0] not in (None, "auto") or chosen[1] == "mixed" or trial.options.get("truncate") is not None
+    return "stalled: options" if is_chosen else "stalled"
 
 
 def late(*_: Any) -> None:
@@ -110,7 +124,7 @@ def block(
         for figure in figures:
             totals["without reference"] += "no reference" in figure
             totals["judged"] += "no reference" not in figure
-            for name in ("converged", "truncated", "kept", "tol >= 1e-7", "of them stalled"):
+            for name in ("converged", "truncated", "kept", "tol >= 1e-7", *STALLS):
                 totals[name] += bool(figure.get(name))
             worst = {name: max(value, figure.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
