@@ -111,9 +111,9 @@ typedef void (*batch_fn)(mapuot_state *const *states, int count);
 typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
 /* a stream_fn with an accumulator of the calling thread, zero on entry (col_max: -inf) */
 typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
-/* mapuot_near_pairs for some rows: the number of pairs written, -1 if there are more than room */
-typedef int64_t (*near_fn)(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room, int64_t *count,
-                           int32_t *column, double *data);
+/* mapuot_kept_pairs for some rows: the number of pairs written, -1 if there are more than room */
+typedef int64_t (*kept_pairs_fn)(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room,
+                                 int64_t *count, int32_t *column, double *data);
 /* one sweep of finish_pass over the columns [j0, j1), both multiples of PAD; out += partial results */
 typedef mapuot_sweep sweep_args;
 typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
@@ -150,7 +150,7 @@ typedef struct {
 typedef struct {
     gather_fn extrema, balance, apply_transpose, plan_sums;
     stream_fn apply, costs;
-    near_fn near_pairs;
+    kept_pairs_fn kept_pairs;
 } stream_kernels;
 
 /* Every template ends with its table for one instruction set; dispatch.c collects these tables. */

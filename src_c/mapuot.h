@@ -360,7 +360,7 @@ int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M
 /* List the pairs with log c_ij + alpha_i + beta_j - M_ij / reg >= least, row by row. count (m) is the number in each
  * row. Each thread has whole rows and its own `room` places for columns and costs, and fills found (threads) of them.
  * Returns RUNNING, or ABSORB if a thread finds more. */
-int mapuot_near_pairs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+int mapuot_kept_pairs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                       const double *alpha, const double *beta, double least, int64_t room, int64_t *count,
                       int64_t *found, int32_t *column, double *data);
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,

@@ -322,7 +322,7 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
 
 /* Find the pairs with log c_ij + alpha_i + beta_j - M_ij / reg at least `least`, row by row: the count of each row, and
  * their columns and costs. */
-static int64_t near_pairs(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room, int64_t *count,
+static int64_t kept_pairs(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room, int64_t *count,
                           int32_t *column, double *data) {
     enum { GROUP = 32 }; /* entries tested together: most groups have no such pair */
     _Alignas(64) double x[BLOCK];
@@ -369,4 +369,4 @@ static void costs(const stream_args *args, int64_t i0, int64_t i1) {
         }
 }
 
-const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply, costs, near_pairs};
+const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply, costs, kept_pairs};

@@ -199,22 +199,22 @@ typedef struct {
     int64_t room, *count, *found;
     int32_t *column;
     double *data;
-} near_job;
+} kept_pairs_job;
 
-static void near_task(void *context, int thread, int threads) {
-    near_job *job = context;
+static void kept_pairs_task(void *context, int thread, int threads) {
+    kept_pairs_job *job = context;
     const int64_t i0 = first_row(job->args.m, thread, threads), i1 = first_row(job->args.m, thread + 1, threads);
     job->found[thread] =
-        mapuot_active_kernels()->streams->near_pairs(&job->args, i0, i1, job->least, job->room, job->count,
+        mapuot_active_kernels()->streams->kept_pairs(&job->args, i0, i1, job->least, job->room, job->count,
                                                      job->column + thread * job->room, job->data + thread * job->room);
 }
 
-int mapuot_near_pairs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+int mapuot_kept_pairs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                       const double *alpha, const double *beta, double least, int64_t room, int64_t *count,
                       int64_t *found, int32_t *column, double *data) {
-    near_job job = {new_job(m, n, M, c, reg, alpha, beta).args, least, room, count, found, column, data};
+    kept_pairs_job job = {new_job(m, n, M, c, reg, alpha, beta).args, least, room, count, found, column, data};
     int status = MAPUOT_RUNNING;
-    pool_run(pool, near_task, &job);
+    pool_run(pool, kept_pairs_task, &job);
     for (int t = 0; t < mapuot_pool_threads(pool); t++) status = found[t] < 0 ? MAPUOT_ABSORB : status;
     return status;
 }

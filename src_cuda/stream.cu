@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_consta
 // row and part of the columns: count, a number a row and part. With `column`, write their columns and costs from place
 // count on, in order.
 extern "C" __global__ void __launch_bounds__(256)
-    near_pairs(const __grid_constant__ View V, double least, int64_t *count, int *column, double *data) {
+    kept_pairs(const __grid_constant__ View V, double least, int64_t *count, int *column, double *data) {
     const int lane = threadIdx.x % 32;
     int64_t found[SIDE / STEP], *own[SIDE / STEP];
     UNROLLED (int k = 0; k < SIDE / STEP; k++) {

@@ -273,7 +273,7 @@ def make_passes(run: Run, body: Barycenter, options: Options, log_v: F64) -> Non
         if last:
             run.trace.append(last)
             run.n_passes = last.n_pass
-            run.potentials = body.kept, body
+            run.potentials = body.accepted, body
             run.outcome = after_few_passes(last, last.error <= options.tol, run.is_spent)
     if run.outcome.status == "running":
         run.run(body, options, log_v.ravel())

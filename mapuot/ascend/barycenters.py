@@ -69,7 +69,7 @@ class Barycenter(Body):
     (p, n) -> (p, n). Balanced histograms must have equal masses.
     """
 
-    kept: Means | None = None  # plans of the last pass that the guard accepted
+    accepted: Means | None = None  # plans of the last pass that the guard accepted
     change = math.inf  # relative L1 change of q in the last pass
 
     def __init__(self, A: F64, operator: Any, rho: float, weights: F64) -> None:
@@ -133,7 +133,7 @@ class Barycenter(Body):
         value = self.certified(whole, options.allowed)
         if not value.error < math.inf:
             return log_v, None
-        self.kept, self.change = whole, record.change
+        self.accepted, self.change = whole, record.change
         stat = Stats(record.made, value.gap, value.error, value.dual, whole.mass, record.residual, False, "running")
         return log_v.ravel(), stat
 
@@ -154,13 +154,13 @@ class Barycenter(Body):
 
     def image(self, found: Means, exact: bool) -> F64:
         """Return the next log v, and record the relative change of q."""
-        before = self.kept.q if self.kept else 0.0
+        before = self.accepted.q if self.accepted else 0.0
         mass = found.mass
         if mass > 0:
             self.change = float(np.abs(found.q - before).sum()) / mass
         else:
             self.change = math.inf
-        self.kept = found
+        self.accepted = found
         self.held = np.isfinite(found.log_v)
         return np.where(self.held, found.log_v, 0.0).ravel()
 
@@ -308,9 +308,9 @@ class DebiasedBarycenter(Barycenter):
         log_kv = products(np.where(self.held, log_v, -np.inf))
         if self.hard:
             self.check_reachable(log_kv)
-        if self.kept:
-            rows = np.exp(np.where(self.A > 0, self.kept.log_u + log_kv, -np.inf))
-            self.missed = float(self.weights @ np.abs(rows - self.asked(self.kept.log_u)).sum(1))
+        if self.accepted:
+            rows = np.exp(np.where(self.A > 0, self.accepted.log_u + log_kv, -np.inf))
+            self.missed = float(self.weights @ np.abs(rows - self.asked(self.accepted.log_u)).sum(1))
         log_u = scaled(self.fi, self.log_a, log_kv)
         log_s = products(log_u, True)
         log_q = self.log_mean(log_s) + self.log_d / self.fi
@@ -327,7 +327,7 @@ class DebiasedBarycenter(Barycenter):
 
     def image(self, found: Means, exact: bool) -> F64:
         """Return the next log v; record the change of q or the missed row mass, whichever is larger."""
-        has_start = self.kept is not None
+        has_start = self.accepted is not None
         mass = found.mass
         image = super().image(found, exact)
         if has_start and mass > 0:

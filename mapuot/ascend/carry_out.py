@@ -165,7 +165,7 @@ def all_stages(
             skip = None
         before = run.outcome.status
         was_cancelled = run.is_cancelled
-        is_rough = stage.kept or stage.symmetric or stage.reg != task.reg
+        is_rough = stage.on_kept_pairs or stage.symmetric or stage.reg != task.reg
         if is_rough and (was_cancelled or run.n_passes >= stage.most):
             continue
         now = stage
@@ -174,7 +174,7 @@ def all_stages(
         if stage.factored:
             skip = None
             now, log_v = after_steps(run, task, now, way.options, log_v, starts)
-        if stage.kept:
+        if stage.on_kept_pairs:
             kept = kept or KeptPairs(run, way.options.threads)
         found = one_stage(run, task, now, way.options, log_v, skip, kept)
         if found is None:
@@ -213,7 +213,7 @@ def outcome_of_stage(run: Run, task: Any, stage: Stage, starts: dict[float, Reac
     is_larger = stage.reg != task.reg
     is_converged = run.outcome.status == "converged"
     is_left = stage.symmetric and run.outcome.status in ("max_passes", *NO_ANSWER)
-    if is_larger or (stage.kept and not is_converged) or (is_left and run.n_passes < run.max_passes):
+    if is_larger or (stage.on_kept_pairs and not is_converged) or (is_left and run.n_passes < run.max_passes):
         return outcomes.after_rough_stage()
     is_cancelled = was_cancelled or (run.is_cancelled and not is_converged)
     is_spent = run.n_passes >= min(stage.most, run.max_passes)
@@ -236,13 +236,13 @@ def one_stage(
     if kept:
         kept.skip = skip
     if ratio == 1.0:
-        if kept and stage.kept:
+        if kept and stage.on_kept_pairs:
             return kept.solve(task, options, log_v)
         return run.run(task, options, log_v, stage.leave, skip)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
     options = dataclasses.replace(options, last=stage.certifies and task.balanced)
     found = None
-    if kept and stage.kept:
+    if kept and stage.on_kept_pairs:
         found = kept.passes(task, dataclasses.replace(options, tol=PAIRS.rung_tol), log_v)
     return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 

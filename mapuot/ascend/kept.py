@@ -106,13 +106,13 @@ class KeptPairs:
             pattern = task
         else:
             pattern = dataclasses.replace(before, reg=task.reg)
-        found = self.near(task, x, nats, int(2 * PAIRS.most_share * task.size), pattern)
+        found = self.find_pairs(task, x, nats, int(2 * PAIRS.most_share * task.size), pattern)
         if found is None:
             return None
         self.task = found
         return found
 
-    def near(self, task: Problem, x: F64, nats: float, most: int, pattern: Problem) -> Problem | None:
+    def find_pairs(self, task: Problem, x: F64, nats: float, most: int, pattern: Problem) -> Problem | None:
         """Keep at most ``most`` pairs near column exponents x; the pairs of ``pattern`` give the row exponents."""
         backend = self.run.backend
         operator = backend.operator_of(*parts_of(task), self.threads)
@@ -126,7 +126,7 @@ class KeptPairs:
         beta = x - whole.balance(alpha, x)
         for exponents in alpha, beta:
             exponents[~np.isfinite(exponents)] = -np.inf
-        pairs = operator.near(alpha, beta, nats, most)
+        pairs = operator.kept_pairs(alpha, beta, nats, most)
         if pairs is None:
             return None
         if task.c is None:

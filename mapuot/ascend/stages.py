@@ -42,7 +42,7 @@ class Stage(NamedTuple):
     from_zeros: bool = False  # start cold, over all pairs; False: from given potentials, or those of the last stage
     leave: float = math.inf  # the stage ends if its first pass has a larger certified error
     symmetric: bool = False  # whether log u = log v (one potential)
-    kept: bool = False  # whether passes read only pairs that may carry mass, if few
+    on_kept_pairs: bool = False  # whether passes read only pairs that may carry mass, if few
     patience: int = sys.maxsize  # most passes of this stage; after them the solve counts as stalled
     products: int = 0  # most products of Newton's step in the solve so far; 0: as many as `patience`
     factored: bool = False  # whether Newton's steps with a factor come first
@@ -158,8 +158,8 @@ def stages(
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
     own = []
     if found and reg < small and keeps_pairs(problem, options, backend):
-        found = [stage._replace(kept=stage.reg < small) for stage in found]
-        own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, kept=True)]
+        found = [stage._replace(on_kept_pairs=stage.reg < small) for stage in found]
+        own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, on_kept_pairs=True)]
     found += [*own, Stage(reg, tol, storage, depth, most, UNDONE, from_zeros=is_first)]
     if options.symmetric:
         found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave=leave))

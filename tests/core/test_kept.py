@@ -168,7 +168,7 @@ def test_potentials_that_pairs_led_astray_are_left():
 @BACKENDS
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_near_pairs(order, dtype, backend):
+def test_kept_pairs(order, dtype, backend):
     """Return, in order, the pairs with exponents at most so far below 0, and their costs; None for too many pairs."""
     rng, module = np.random.default_rng(1), pick(backend)
     M, c = np.asarray(rng.random((37, 531)), dtype, order), np.asarray(rng.uniform(0.1, 1, (37, 531)), order=order)
@@ -182,12 +182,12 @@ def test_near_pairs(order, dtype, backend):
             right = np.log(share) + alpha[:, None] + beta - M.astype(float) / 0.2 >= -3.0
         given = Dense(placed(c, backend)) if share is c else None
         operator = module.operator_of(Dense(placed(M, backend)), 0.2, given, **{"threads": threads} if threads else {})
-        found = operator.near(alpha, beta, 3.0, int(right.sum()))
+        found = operator.kept_pairs(alpha, beta, 3.0, int(right.sum()))
         want = [*np.nonzero(right), M[right]]
         for have, values in zip((found.row_numbers(), found.column, found.data), want, strict=True):
             assert np.array_equal(host(have), values)
         assert given is None or np.array_equal(host(found.taken_from(given).data), c[right])
-        assert operator.near(alpha, beta, 3.0, int(right.sum()) - 1) is None
+        assert operator.kept_pairs(alpha, beta, 3.0, int(right.sum()) - 1) is None
     native.set_isa("auto")
 
 
@@ -233,7 +233,7 @@ def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, using, on_gpu):
         task = Problem.from_arrays(placed(case.M, name), case.a, case.b, case.reg, case.reg_m, "kl", "product", module)
         operator, alpha, beta = module.operator_of(task.cost, task.reg), np.zeros(40), np.zeros(33)
         beta -= operator.balance(alpha, beta)
-        task = dataclasses.replace(task, cost=operator.near(alpha, beta, 12.0, task.size), forbidden=True)
+        task = dataclasses.replace(task, cost=operator.kept_pairs(alpha, beta, 12.0, task.size), forbidden=True)
         workspace = module.workspace(task, options)
         workspace.absorb(np.zeros(33))
         stats = workspace.iterate(1)
@@ -255,7 +255,7 @@ def test_the_way_is_for_sharp_plans_of_large_matrices_on_the_device(monkeypatch,
 
     def keeps(M, reg=2e-6, reg_m=1.0):
         task = Problem.from_arrays(M, None, None, reg, reg_m, "kl", "product", cuda)
-        return any(stage.kept for stage in stages.route(task, options, 100, cuda).stages)
+        return any(stage.on_kept_pairs for stage in stages.route(task, options, 100, cuda).stages)
 
     x, y = np.random.default_rng(0).random((2, 2048, 1))
     M = placed(np.abs(x - y.T), "cuda")

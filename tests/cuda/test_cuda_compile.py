@@ -85,7 +85,7 @@ def finish(options, spilled=200):
 
 PAIRS = dict.fromkeys(("part_sums", "part_moves", "sparse_rows", "sparse_columns"), (64, 0))
 STREAM = {"build_kernel": (84, 0), "row_max": (84, 0)}
-STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema", "join_parts", "balance_rows", "near_pairs"), (255, 0))
+STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema", "join_parts", "balance_rows", "kept_pairs"), (255, 0))
 STORED = dict.fromkeys(
     ("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply", "join_parts_of", "end_parts"), (64, 0)
 )

@@ -216,7 +216,7 @@ class HostOperator(Operator):
             np.maximum(top, part, out=top)
         return top
 
-    def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
+    def kept_pairs(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
         """Return the pairs with exponents of -``nats`` or more; None if there are more than ``most`` pairs."""
         if self.cost.operator == "tiles":
             down, across = map(abs, self.cost.array.strides)
@@ -225,7 +225,7 @@ class HostOperator(Operator):
         if down < across:  # the rows of the transpose are contiguous
             turned = HostOperator(self.cost.transpose(), self.reg, self.c and self.c.transpose())
             turned.pool = self.pool
-            pairs = turned.near(beta, alpha, nats, most)
+            pairs = turned.kept_pairs(beta, alpha, nats, most)
             if pairs is None:
                 return None
             return pairs.transpose()
@@ -241,7 +241,7 @@ class HostOperator(Operator):
             data = np.empty((threads, room))
             counts = (ffi.from_buffer("int64_t *", x) for x in (start[i0 + 1 : i1 + 1], found))
             to = -nats, room, *counts, ffi.from_buffer("int32_t *", column), pointer(data)
-            if check(lib.mapuot_near_pairs(*call, pointer(alpha[i0:i1]), pointer(beta), *to)) == lib.MAPUOT_ABSORB:
+            if check(lib.mapuot_kept_pairs(*call, pointer(alpha[i0:i1]), pointer(beta), *to)) == lib.MAPUOT_ABSORB:
                 return None
             parts += [(column[t, :count], data[t, :count]) for t, count in enumerate(found.tolist())]
         columns, costs = (np.concatenate(x) for x in zip(*parts, strict=True))

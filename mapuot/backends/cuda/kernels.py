@@ -27,7 +27,7 @@ AHEAD = SOURCE.parent / "_ahead"  # binaries in a wheel: src_cuda/ahead.py
 
 COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # blocks of these kernels wait for each other
 ALONE = {
-    "stream.cu": {"build_kernel", "row_max", "plan_sums", "apply", "draw", "extrema", "near_pairs"},
+    "stream.cu": {"build_kernel", "row_max", "plan_sums", "apply", "draw", "extrema", "kept_pairs"},
     "portable.cu": {"point_sums", "tile_sums", "product_sums", "wide_product_sums"},
 }
 STORES = {"float64": 0, "float32": 1}

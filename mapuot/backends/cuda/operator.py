@@ -305,12 +305,12 @@ class DeviceOperator(Operator):
         alpha[:] = found[:m]
         return np.asarray(found[m:])
 
-    def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
+    def kept_pairs(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
         """Return the pairs of an M on the device with exponents of -``nats`` or more; None if more than ``most``."""
         ((_, _, M, c),) = self.blocks()
         grid = parts(*M.shape)
         none = np.uint64(0)
-        run = stream("near_pairs", M, c)
+        run = stream("kept_pairs", M, c)
         alpha, beta = on_device(alpha, beta)  # kept alive: the view points at them
         view = view_of(M, c, alpha, beta, self.reg)
         count = cp.empty((len(M), grid[1]), np.int64)
