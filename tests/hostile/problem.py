@@ -218,7 +218,7 @@ def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     """
     first = problems[0]
     k = min(first.shape)
-    problems = problems if first.grid else tuple(p.cut(k) for p in problems)
+    problems = problems if first.grid else tuple(p.cut(min(p.shape)) for p in problems)
     if first.points is None and first.grid is None and rng.random() < 0.5:
         x, y = draw_uneven(rng, k, k)
         y = x if all(np.array_equal(p.M, p.M.T) for p in problems) else y
@@ -229,8 +229,8 @@ def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
         )
     total = 1.0 if rng.random() < 0.7 else float(k)
     masses = tuple(float(total / len(t) / t.max()) for t in (problems[0].a, problems[0].b))
-    a, b = (np.full(n, total / n) for n in problems[0].shape)
-    return tuple(p.replace(a=a, b=b).priced(p.reg, 1.0, masses) for p in problems)
+    equal = [{name: np.full(n, total / n) for name, n in zip("ab", p.shape, strict=True)} for p in problems]
+    return tuple(p.replace(**sides).priced(p.reg, 1.0, masses) for p, sides in zip(problems, equal, strict=True))
 
 
 def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
@@ -412,6 +412,48 @@ def draw_pairs(rng: Any, largest: int) -> Problem:
         M = np.where(kept, problem.M, np.inf).astype(problem.M.dtype)
         if np.isfinite(M).any():
             return problem.replace(M=M)
+
+
+def draw_own(rng: Any, problem: Problem, own_cost: bool) -> tuple[Problem, ...]:
+    """Return problems with their own masses, reg and reg_m; some sides are hard, and some share reg or reg_m.
+
+    Penalties are numbers for a whole side, and no range: others have no batch with their own.
+    """
+    kinds = tuple("kl" if kind in ("balanced", "range") else kind for kind in problem.penalty)
+    shares_reg, shares_rho, hard = rng.random() < 0.2, rng.random() < 0.2, rng.choice([0.0, 0.3, 1.0])
+    found: list[Problem] = []
+    for k in range(int(rng.integers(1, 7))):
+        M, (a, b) = problem.M, (draw_masses(rng, size) for size in problem.shape)
+        if own_cost and k:
+            M = np.asarray(M, float) + spread(M) * rng.random(M.shape)
+        reg = problem.reg if shares_reg else problem.reg * 10.0 ** rng.uniform(-1.5, 1)
+        a, b = (t * 10.0 ** rng.uniform(-1, 1) for t in (a * problem.a.mean(), b * problem.b.mean()))
+        rhos = tuple(
+            np.inf if kind == "kl" and rng.random() < hard else float(np.max(draw_rho(rng, kind, reg, t)))
+            for kind, t in zip(kinds, (a, b), strict=True)
+        )
+        if shares_rho and found:
+            rhos = found[0].reg_m
+        one = problem.replace(M=M.astype(problem.M.dtype), a=a, b=b, reg=float(reg), reg_m=rhos, penalty=kinds)
+        found.append(one.feasible())
+    return tuple(found)
+
+
+def draw_ragged(rng: Any, largest: int) -> tuple[Problem, ...]:
+    """Return problems between clouds of one metric and dimension and of several sizes, with their own reg and reg_m."""
+    base = draw_boxes(rng, uneven=bool(rng.random() < 0.5)) if rng.random() < 0.3 else draw_points(rng, largest)
+    if not isinstance(base.reference, str):
+        base = base.replace(reference="product", points=base.points)
+    x, y, metric, scale = base.points
+    found: list[Problem] = []
+    for one in draw_own(rng, base, False):
+        rows, cols = (z[rng.integers(0, len(z), draw_size(rng, largest))] for z in (x, y))
+        M = distances(rows, cols, metric, scale)
+        if not np.isfinite(M).any():
+            rows, cols, M = x, y, base.M
+        a, b = (t.mean() * draw_masses(rng, k) for t, k in zip((one.a, one.b), M.shape, strict=True))
+        found.append(one.replace(M=M, a=a, b=b, points=(rows, cols, metric, scale)).feasible())
+    return tuple(found)
 
 
 def draw_masses(rng: Any, size: int) -> Any:

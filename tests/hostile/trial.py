@@ -34,8 +34,10 @@ from .problem import (
     draw_embeddings,
     draw_grid,
     draw_masses,
+    draw_own,
     draw_pairs,
     draw_points,
+    draw_ragged,
     draw_rho,
     extreme,
     usual,
@@ -44,10 +46,11 @@ from .problem import (
 NAMES = (  # their numbers are the generators' seeds: none is moved
     "cold", "warm", "batch", "path", "stream", "pot", "ranks", "points", "sparse", "grids", "sparse ranks",
     "sparse batch", "truncated", "self", "clouds", "kept", "point ranks", "kept points", "embeddings",
+    "own batch", "ragged",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks", "point ranks"  # one job each, in step
 PATHS = tuple(name for name in NAMES if name not in OVER_RANKS)
-BATCHES = "batch", "sparse batch"
+BATCHES = "batch", "sparse batch", "own batch", "ragged"
 KEPT = "kept", "kept points"
 MOST_PASSES = 3000
 FEW_GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
@@ -186,7 +189,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
         options = {"stopThr": options["tol"], "numItermax": MOST_PASSES, "method": rng.choice(np.array(POT_METHODS))}
         start = draw_start(rng, problem) if rng.random() < 0.2 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    return draw_batch(how, rng, problem, options)
+    return draw_batch(how, rng, problem, options, largest)
 
 
 def draw_alone(rng: Any, largest: int) -> Trial:
@@ -214,7 +217,13 @@ def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any
     return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
 
 
-def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
+def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any], largest: int) -> Trial:
+    options["method"] = {"map-uot": "auto"}.get(options["method"], options["method"])
+    if how == "own batch":
+        own = bool(rng.random() < 0.4)
+        return Trial(how, draw_own(rng, problem, own), options, None, own)
+    if how == "ragged":
+        return Trial(how, draw_ragged(rng, largest), options)
     count = int(rng.integers(1, 6))
     own = bool(rng.random() < 0.4)
     problems = [problem]
@@ -226,7 +235,6 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) ->
             M = np.asarray(problem.M, float) + spread(problem.M) * rng.random(problem.shape)
             next_one = next_one.replace(M=M.astype(problem.M.dtype))
         problems.append(next_one)
-    options["method"] = {"map-uot": "auto"}.get(options["method"], options["method"])
     start = None
     if rng.random() < 0.4:
         starts = [draw_start(rng, p) for p in problems]
@@ -318,12 +326,11 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         found = mapuot.path(*positional, regs=regs, reg_ms=reg_ms, **kinds, **options)
         return [claim_of(result) for result in found]
     if trial.how in BATCHES:
-        M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
+        M, A, B, named = batch_arguments(trial, named, backend)
         if trial.how == "sparse batch":
             M = [stored(x) for x in M] if trial.own_cost else stored(M)
             c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
             named |= {"reference": c}
-        A, B = np.stack([p.a for p in trial.problems]), np.stack([p.b for p in trial.problems])
         results = mapuot.solve_batch(M, A, B, **named, **options, warm_start=start)
         tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
         return [
@@ -333,6 +340,20 @@ def call(trial: Trial, backend: str) -> list[Claim]:
             for result, objective, bound, gap, dual in tables
         ]
     return [call_pot(first, trial)]
+
+
+def batch_arguments(trial: Trial, named: dict[str, Any], backend: str) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Return M, A, B and the named arguments of `solve_batch`; ``named``: the arguments of the first problem."""
+    problems, first = trial.problems, trial.problems[0]
+    A, B = [p.a for p in problems], [p.b for p in problems]
+    if trial.how in ("own batch", "ragged"):
+        named = named | {"reg": np.array([p.reg for p in problems]), "reg_m": np.array([p.reg_m for p in problems])}
+    if trial.how == "ragged":
+        there = backend == "cuda" and len(first.b) % 2 > 0
+        x, y = ([as_given(p.points[k], there) for p in problems] for k in (0, 1))
+        return mapuot.PointCloud(x, y, *first.points[2:]), A, B, named
+    M = np.stack([p.M for p in problems]) if trial.own_cost else first.M
+    return M, np.stack(A), np.stack(B), named
 
 
 def skipping() -> ExitStack:
