@@ -637,14 +637,13 @@ class BatchProblem(Common):
         members = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
         given = {"constant": self.constant, "translation": self.translation}
         members |= {name: value[which] if np.ndim(value) else value for name, value in given.items()}
-        if own is not None:
-            if isinstance(which, slice):
-                first = 0
-            else:
-                first = int(which[0])
+        if own is not None or (m, n) != self.shape:
             if isinstance(which, slice):
                 first = which.indices(len(self))[0]
+            else:
+                first = int(which[0])
             members |= {side: self.side_of(first, side == "rows", k) for side, k in (("rows", m), ("cols", n))}
+        if own is not None:
             members |= {"reg": float(own.reg.min())}
         return dataclasses.replace(self, **members)
 

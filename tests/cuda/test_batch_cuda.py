@@ -342,6 +342,22 @@ def test_own_reg_and_reg_m(kind, reg_m):
                 assert_allclose(host(mine), other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["one reg", "own regs"])
+@pytest.mark.parametrize("reg_m", [1.0, np.inf], ids=str)
+def test_chunks_of_smaller_clouds(own, reg_m, monkeypatch):
+    """A chunk without the largest cloud has narrower tables, and reg_m of as many points."""
+    monkeypatch.setattr(cuda_batch.DeviceBatches, "chunk_bytes", 1)
+    rng = np.random.default_rng(0)
+    x, y = ([rng.normal(size=(k, 2)) for k in sizes] for sizes in ((9, 12, 7), (11, 8, 14)))
+    reg = np.array([0.3, 0.4, 0.5]) if own else 0.3
+    found = solve_batch(PointCloud(x, y), reg=reg, reg_m=reg_m, backend="cuda", tol=1e-7)
+    right = solve_batch(PointCloud(x, y), reg=reg, reg_m=reg_m, tol=1e-9)
+    assert found.converged.all()
+    assert all("1 problems together" in how for how in found.how)
+    for mine, other in zip(found, right, strict=True):
+        assert_allclose(host(mine.plan), other.plan, atol=2e-7)
+
+
 def test_pairs_of_spaces_are_those_of_the_cpu():
     rng = np.random.default_rng(0)
     shapes = [rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (9, 12, 7)]
