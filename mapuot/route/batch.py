@@ -14,7 +14,7 @@ from ..ascend.loop import Run
 from ..ascend.settings import STAGES
 from ..ascend.stages import FORMED, Stage, climb, in_words, ladder
 from ..backends import Options
-from ..backends.factored import START_TOL, Reached
+from ..backends.factored import START_TOL, Reached, allowed_miss
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..contract import Backend, BatchEngine
 from ..outcome import CONVERGED, OUTCOMES
@@ -26,6 +26,7 @@ from .options import PRECISIONS, options_alone
 from .plain import core, in_core, is_plain
 
 COARSE_PASSES = 200  # at most, at each larger reg
+MET = 0.5  # of the miss that a pass certifies: where passes of one potential end; a pass that meets the rows follows
 
 
 class BatchRun:
@@ -107,7 +108,7 @@ class BatchRun:
                 stages = climb(workspace.task, options, COARSE_PASSES) if climbs else []
                 left = np.zeros(i1 - i0, bool)
                 follows = task.misses and not workspace.meets and engine.factors(workspace.task)
-                if follows and not options.symmetric:  # steps part log u from log v
+                if follows:
                     self.factor(workspace, stages, i0, i1, min(most, engine.patience), bar)
                 else:
                     for stage in stages:
@@ -189,12 +190,16 @@ class BatchRun:
     def factor(self, workspace: Any, stages: list[Stage], i0: int, i1: int, most: int, bar: Any) -> None:
         """Solve problems i0 to i1, with hard columns, by factored Newton steps from what a few passes have reached.
 
-        At each reg at most ``most`` passes are made, which certify nothing; a last pass does.
+        At each reg at most ``most`` passes are made, which certify nothing; a last pass does. Passes of one potential
+        go on until they meet both sides as nearly as that pass must: most problems then need no steps.
         """
         task, options = workspace.task, workspace.options
         starts = list[Reached]()
         rough = dataclasses.replace(options, tol=max(options.tol, START_TOL))
-        for reg, own in (*((stage.reg, rough) for stage in stages), (task.reg, options)):
+        last = options
+        if options.symmetric:
+            last = dataclasses.replace(options, tol=MET * allowed_miss(options.tol, task.shape, True))
+        for reg, own in (*((stage.reg, rough) for stage in stages), (task.reg, last)):
             left = self.max_passes - 1 - int(workspace.field("passes").max())  # the last pass certifies
             if left > 0:
                 workspace.climb(reg, own, min(most, left))

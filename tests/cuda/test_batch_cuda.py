@@ -358,6 +358,24 @@ def test_chunks_of_smaller_clouds(own, reg_m, monkeypatch):
         assert_allclose(host(mine.plan), other.plan, atol=2e-7)
 
 
+@pytest.mark.parametrize("sizes", [(20,) * 4, (9, 31, 12, 20), pytest.param((140, 150), marks=pytest.mark.slow)])
+def test_balanced_problems_with_themselves_are_solved_together(sizes, monkeypatch):
+    """One potential meets both sides of most; none is left to the host's core or solved alone."""
+    for name in ("plainly", "alone"):
+        monkeypatch.setattr(f"mapuot.route.batch.BatchRun.{name}", None)
+    rng = np.random.default_rng(0)
+    x = [cp.asarray(rng.normal(size=(k, 3))) for k in sizes]
+    reg = np.geomspace(0.03, 1, len(x))
+    found = solve_batch(PointCloud(x), reg=reg, reg_m=np.inf, tol=1e-5)
+    assert found.converged.all()
+    assert all("one potential" in how and "together" in how for how in found.how)
+    for k, one in enumerate(found):
+        right = solve(PointCloud(host(x[k])), reg=reg[k], reg_m=np.inf, tol=1e-9)
+        apart = np.abs(host(one.plan) - right.plan).sum()
+        assert apart <= found.error_bound[k] + right.error_bound
+        assert_allclose(one.dual, right.dual, rtol=1e-6, atol=1e-9)
+
+
 def test_pairs_of_spaces_are_those_of_the_cpu():
     rng = np.random.default_rng(0)
     shapes = [rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (9, 12, 7)]
