@@ -23,7 +23,7 @@ from .api.solve import solve
 from .errors import ConvergenceWarning
 from .problem.validate import as_choice, as_count, as_positive
 from .route import on_device
-from .synonyms import hinted
+from .synonyms import hinted_onward
 
 __all__ = ["OTPlanSampler"]
 
@@ -128,7 +128,7 @@ class OTPlanSampler:
     True
     """
 
-    @hinted
+    @hinted_onward(solve)
     def __init__(
         self, method: str, reg: float = 0.05, reg_m: float = 1.0, normalize_cost: bool = False, num_threads: Any = 1,
         warn: bool = True, *, seed: Any = None, **options: Any,
@@ -142,6 +142,14 @@ class OTPlanSampler:
         else:
             threads = as_count(num_threads, "num_threads")
         self.options: dict[str, Any] = {"threads": threads} | options
+
+    def __repr__(self) -> str:
+        told = f"OTPlanSampler({self.method!r}"
+        if self.method != "exact":
+            told += f", reg={self.reg:g}"
+        if self.method == "unbalanced":
+            told += f", reg_m={self.reg_m!r}"
+        return told + ", normalize_cost=True" * self.normalize_cost + ")"
 
     def solved(self, x0: Any, x1: Any) -> Result:
         """Return the `mapuot.Result` between two batches; points may have any shape.

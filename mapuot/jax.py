@@ -21,7 +21,7 @@ from .api.solve import solve
 from .arrays import host, namespace
 from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
-from .problem.validate import as_array, as_count, as_float, as_pair, as_positive
+from .problem.validate import as_array, as_count, as_float, as_pair, as_positive, refuse_two_clouds
 from .route.options import options_of_value
 from .synonyms import hinted
 
@@ -90,6 +90,7 @@ def sinkhorn_loss(
     settings = as_settings(reg, reg_m, options)
     if isinstance(M, PointCloud):
         raise TypeError("M must be an array, got a PointCloud: mapuot.jax.sample_loss(x, y, ...) takes points")
+    refuse_two_clouds(M, a, "mapuot.jax.sample_loss")
     M, a, b = (untabled(x, name) for x, name in ((M, "M"), (a, "a"), (b, "b")))
     for x, name in ((a, "a"), (b, "b"), (M, "M")):
         if x is not None and jnp.iscomplexobj(x):

@@ -1,14 +1,16 @@
 """Pictures of results: convergence, plan, maps in the plane, types, images, masses left behind, a path of regs.
 
 Every function draws into ``ax``, by default axes of a new figure, and returns it. Colours come from the active style of
-Matplotlib, so that dark styles work. Further keywords go to the Matplotlib function that draws the data. An object of
-another class than the documented one raises a TypeError that names it. Matplotlib is imported on first use. A plan is
-read block by block: no function holds the whole plan.
+Matplotlib, so that dark styles work. Further keywords go to the Matplotlib function that draws the data. In place of a
+Result, an object that holds one may be given: Tuned, Certificate, or Coupling of `mapuot.wot`. For a Coupling, labels
+and points may be a column of ``obs``, a matrix of ``obsm``, or values of all cells. An object of another class raises a
+TypeError that names it. Matplotlib is imported on first use. A plan is read block by block: no function holds the whole
+plan.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -55,19 +57,31 @@ IMAGES = ("given", "received", "left behind", "displacement")
 FIGURES_OF_TABLE = 144  # cells of a table of transitions that have room for their numbers
 
 
+class Holder(Protocol):
+    """Object that holds a Result: Tuned, Certificate, Coupling."""
+
+    @property
+    def result(self) -> Any: ...
+
+
+Answer: TypeAlias = Result | Holder
+
 # ---- checks
 
 
 def as_result(value: Any, name: str) -> Any:
-    """Return a Result with its tensors as arrays; TypeError for any other object."""
+    """Return a Result with its tensors as arrays, or the Result that the object holds; TypeError for others."""
     found = taken(value, name)
     if isinstance(found, Result):
         return found
+    held = getattr(found, "result", None)
+    if isinstance(held, Result):  # of Tuned, Certificate, Coupling
+        return taken(held, name)
     kind = type(found).__name__
     if kind == "BatchResult":
         cure = f": draw one of its answers, {name}[0]"
-    elif isinstance(getattr(found, "result", None), Result):  # Tuned, Certificate, Coupling
-        cure = f": pass {name}.result"
+    elif hasattr(found, "coupling"):
+        cure = f": draw a coupling, {name}.coupling(t0, t1)"
     else:
         cure = ""
     raise TypeError(f"{name} must be a Result, got {kind}{cure}")
@@ -90,10 +104,27 @@ def moved_share(result: Any) -> str:
     return f"mass {result.mass:.3g} moves, of {totals[0]:.3g} in rows and {totals[1]:.3g} in columns"
 
 
+def of_sides(answer: Any, values: Any, name: str) -> Any:
+    """Return (values of the rows, values of the columns); a Coupling knows names, and has values of all its cells."""
+    if values is not None and hasattr(answer, "of_days"):
+        return answer.of_days(values, name)
+    return values
+
+
+def both_points(answer: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the points of both sides; of a Coupling x may be the points of all cells, or their name, without y."""
+    if y is not None:
+        return x, y
+    if not hasattr(answer, "of_days"):
+        raise TypeError("y must be given, the points of the columns")
+    both: tuple[Any, Any] = answer.of_days(x, "x")
+    return both
+
+
 # ---- the certificate
 
 
-def convergence(result: Result, ax: Any = None, **style: Any) -> Any:
+def convergence(result: Answer, ax: Any = None, **style: Any) -> Any:
     """Draw the certified error and the relative gap after every pass, and the steps that the guard rejected.
 
     Above the dotted line at 1 the bound says nothing. A solve at a small reg may begin with larger regs; both lines
@@ -122,13 +153,13 @@ def convergence(result: Result, ax: Any = None, **style: Any) -> Any:
     >>> mapuot.plot.convergence(result).get_xlabel()
     'pass'
     """
-    result = as_result(result, "result")
+    solved = as_result(result, "result")
     (ax,) = as_axes(ax, 1)
     colours = colours_of(ax)
-    passes = np.array([stat.n_pass for stat in result.trace])
-    error = np.array([stat.error for stat in result.trace])
-    gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in result.trace])
-    dropped = np.array([stat.rejected for stat in result.trace], bool)
+    passes = np.array([stat.n_pass for stat in solved.trace])
+    error = np.array([stat.error for stat in solved.trace])
+    gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in solved.trace])
+    dropped = np.array([stat.rejected for stat in solved.trace], bool)
     lines = (error, colours.rows, "bound on the plan's error"), (gap, colours.given, "gap / |dual|")
     for values, colour, name in lines:
         drawn = np.where(np.isfinite(values), np.maximum(values, LEAST_DRAWN), np.nan)
@@ -136,7 +167,7 @@ def convergence(result: Result, ax: Any = None, **style: Any) -> Any:
     if dropped.any():
         at = np.where(np.isfinite(error[dropped]), np.maximum(error[dropped], LEAST_DRAWN), 1.0)
         ax.plot(passes[dropped], at, "x", color=colours.cols, label="step rejected")
-    ax.set(xlabel="pass", yscale="log", title=f"{result.status} after {result.n_passes} passes")
+    ax.set(xlabel="pass", yscale="log", title=f"{solved.status} after {solved.n_passes} passes")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.axhline(1.0, color=colours.given, lw=0.8, ls=":")
     ax.legend()
@@ -152,25 +183,25 @@ def cells(length: int, most: int) -> Any:
     return (np.arange(count) * length) // count
 
 
-def coarse_plan(result: Result, most: int = MOST_CELLS, orders: Any = None) -> F64:
+def coarse_plan(result: Answer, most: int = MOST_CELLS, orders: Any = None) -> F64:
     """Add up the plan's mass between at most ``most`` runs of rows and of columns.
 
     ``orders``: the rows and the columns in the order of the picture; None for their own.
     """
-    result = as_result(result, "result")
-    m, n = result.problem.shape
-    by_slices = isinstance(result.problem.cost, GridCosts) and orders is None
-    if by_slices and (sums := sums_of_slices(result, most)) is not None:
+    solved = as_result(result, "result")
+    m, n = solved.problem.shape
+    by_slices = isinstance(solved.problem.cost, GridCosts) and orders is None
+    if by_slices and (sums := sums_of_slices(solved, most)) is not None:
         rows, cols = (cells(length, most) for length in sums.shape)
         return np.asarray(np.add.reduceat(np.add.reduceat(sums, rows, axis=0), cols, axis=1))
-    result.problem.cost.check_listed("plot.plan")
+    solved.problem.cost.check_listed("plot.plan")
     firsts = cells(m, most), cells(n, most)
     cell = [np.searchsorted(first, np.arange(k), side="right") - 1 for first, k in zip(firsts, (m, n), strict=True)]
     if orders is not None:
         for places, order in zip(cell, orders, strict=True):
             places[order] = places.copy()
     out = np.zeros((len(firsts[0]), len(firsts[1])))
-    for i0, block in result._blocks():
+    for i0, block in solved._blocks():
         if is_sparse(block):
             pairs = host(block).tocoo()
             np.add.at(out, (cell[0][i0 + pairs.row], cell[1][pairs.col]), pairs.data.astype(np.float64))
@@ -206,7 +237,7 @@ def sums_of_slices(result: Result, most: int) -> F64 | None:
     return np.asarray(np.exp(sums - between.read(0, counts[0]) / problem.reg))
 
 
-def plan(result: Result, ax: Any = None, most: int = MOST_CELLS, labels: Any = None, **style: Any) -> Any:
+def plan(result: Answer, ax: Any = None, most: int = MOST_CELLS, labels: Any = None, **style: Any) -> Any:
     """Draw the plan as a picture, with the given mass (grey) and the moved mass (coloured) of both sides beside it.
 
     Parameters
@@ -238,8 +269,9 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS, labels: Any = N
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.plan(result)
     """
-    result = as_result(result, "result")
-    m, n = result.problem.shape
+    labels = of_sides(result, labels, "labels")
+    solved = as_result(result, "result")
+    m, n = solved.problem.shape
     most = as_count(most, "most")
     kinds: Any = None
     orders = None
@@ -252,13 +284,13 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS, labels: Any = N
     if not made and ax.figure.get_layout_engine() is None:  # make room within the given axes
         box = ax.get_position()
         ax.set_position([box.x0, box.y0, 0.65 * box.width, 0.8 * box.height])
-    picture = coarse_plan(result, most, orders)
+    picture = coarse_plan(solved, most, orders)
     style = {"aspect": "auto", "cmap": masses_map(colours), "interpolation": "nearest", **style}
     drawn = ax.imshow(picture, extent=(0, n, m, 0), **with_norm(style, power_scale(float(picture.max(initial=0.0)))))
     ax.set(xlabel="column", ylabel="row")
     for place, along, limits, side, moved in (
-        ([1.02, 0.0, 0.2, 1.0], "horizontal", {"ylim": (m, 0)}, result.problem.rows, result.row_marginal),
-        ([0.0, 1.02, 1.0, 0.2], "vertical", {"xlim": (0, n)}, result.problem.cols, result.col_marginal),
+        ([1.02, 0.0, 0.2, 1.0], "horizontal", {"ylim": (m, 0)}, solved.problem.rows, solved.row_marginal),
+        ([0.0, 1.02, 1.0, 0.2], "vertical", {"xlim": (0, n)}, solved.problem.cols, solved.col_marginal),
     ):
         beside = ax.inset_axes(place)
         starts = cells(len(side.weight), most)
@@ -272,7 +304,7 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS, labels: Any = N
     if kinds is not None:
         name_types(ax, kinds, colours)
     if not ax.get_title():
-        beside.set_title(moved_share(result))
+        beside.set_title(moved_share(solved))
     beside.legend(loc="lower left", bbox_to_anchor=(1.0, 0.0), fontsize="small", frameon=False)
     if picture.shape == (m, n):
         unit = "mass of a pair"
@@ -300,7 +332,7 @@ def name_types(ax: Any, kinds: Any, colours: Colours) -> None:
     ax.set(xlabel="type of the columns (to)", ylabel="type of the rows (from)")
 
 
-def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> Any:
+def transitions(result: Answer, labels: Any, ax: Any = None, **style: Any) -> Any:
     """Draw a table of types: the share of each type's moved mass that arrives at each type of the columns.
 
     Each line of the table has sum 1. Beside the name of a type of the rows stands the share of its given mass that
@@ -308,9 +340,9 @@ def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> An
 
     Parameters
     ----------
-    result : Result
+    result : Result, or Coupling
     labels : pair of (m,) and (n,) arrays
-        Types of the rows and of the columns.
+        Types of the rows and of the columns. For a Coupling also a column of ``obs``, or labels of all cells.
     ax : matplotlib Axes, optional
     **style
         Keywords of `matplotlib.axes.Axes.imshow`.
@@ -332,11 +364,12 @@ def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> An
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.transitions(result, (x[:, 0] > 0.5, y[:, 0] > 0.5))
     """
-    result = as_result(result, "result")
-    (kinds, arrived), _ = pair_of(labels, list(result.problem.shape))
+    labels = of_sides(result, labels, "labels")
+    solved = as_result(result, "result")
+    (kinds, arrived), _ = pair_of(labels, list(solved.problem.shape))
     (ax,) = as_axes(ax, 1)
     colours = colours_of(ax)
-    table, starts, ends = table_of(result, kinds, arrived)
+    table, starts, ends = table_of(solved, kinds, arrived)
     style = {"aspect": "auto", "cmap": shares_map(colours), **style}
     if not {"norm", "vmin", "vmax"} & set(style):
         style |= {"vmin": 0.0, "vmax": 1.0}
@@ -349,7 +382,7 @@ def transitions(result: Result, labels: Any, ax: Any = None, **style: Any) -> An
         ax.tick_params(axis="x", rotation=45)
     ax.set(xlabel="type of the columns (to)", ylabel="type of the rows (from)")
     colour_bar(drawn, ax, "share of the moved mass")
-    add_title(ax, moved_share(result))
+    add_title(ax, moved_share(solved))
     if table.size <= FIGURES_OF_TABLE:
         write_shares(ax, drawn, table)
     return ax
@@ -403,7 +436,7 @@ def plane(x: F64, y: F64, ax: Any, labels: Any) -> None:
 
 
 def arrows(
-    result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, most: int = 500, seed: Seed | None = 0,
+    result: Answer, x: ArrayLike, y: ArrayLike | None = None, ax: Any = None, most: int = 500, seed: Seed | None = 0,
     labels: Any = None, **style: Any,
 ) -> Any:  # fmt: skip
     """Draw points of the plane, and an arrow from each point of the rows to the mean of its targets.
@@ -413,9 +446,9 @@ def arrows(
 
     Parameters
     ----------
-    result : Result
+    result : Result, or Coupling
     x, y : (m, 2), (n, 2) arrays
-        The points of the rows and of the columns.
+        The points of the rows and of the columns. For a Coupling, x may be a name such as "X_umap" and y None.
     ax : matplotlib Axes, optional
     most : int
         Largest number of arrows.
@@ -442,20 +475,22 @@ def arrows(
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.arrows(result, x, y)
     """
-    result = as_result(result, "result")
-    m, n = result.problem.shape
+    labels = of_sides(result, labels, "labels")
+    solved = as_result(result, "result")
+    m, n = solved.problem.shape
+    x, y = both_points(result, x, y)
     start = points_of(x, "x", m)
     end = points_of(y, "y", n)
     most = as_count(most, "most")
     (ax,) = as_axes(ax, 1)
     plane(start, end, ax, labels)
-    step = np.asarray(host(result.barycentric_map(end))) - start
-    moved = np.asarray(result.row_marginal)
+    step = np.asarray(host(solved.barycentric_map(end))) - start
+    moved = np.asarray(solved.row_marginal)
     rows = np.flatnonzero((moved > 0) & np.isfinite(step).all(1))
     count = len(rows)
     if count > most:
         rows = np.sort(as_generator(seed).choice(rows, most, replace=False))
-    opacity = np.clip(moved[rows] / np.maximum(result.problem.rows.weight[rows], 1e-300), 0.08, 1.0)
+    opacity = np.clip(moved[rows] / np.maximum(solved.problem.rows.weight[rows], 1e-300), 0.08, 1.0)
     style = {
         "angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003, "color": colours_of(ax).text,
         "alpha": opacity, **style,
@@ -463,22 +498,22 @@ def arrows(
     ax.quiver(*start[rows].T, *step[rows].T, **style)
     name = "arrows" if len(rows) == count else f"{len(rows)} of {count} arrows"
     ax.plot([], [], color=style["color"], marker=">", markersize=3, markevery=[1], lw=1, label=name)
-    add_title(ax, moved_share(result))
+    add_title(ax, moved_share(solved))
     legend_below(ax)
     return ax
 
 
 def links(
-    result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, keep: float = 0.8, most: int = 5000,
+    result: Answer, x: ArrayLike, y: ArrayLike | None = None, ax: Any = None, keep: float = 0.8, most: int = 5000,
     labels: Any = None, **style: Any,
 ) -> Any:  # fmt: skip
     """Draw points of the plane, and a line for each pair with much mass.
 
     Parameters
     ----------
-    result : Result
+    result : Result, or Coupling
     x, y : (m, 2), (n, 2) arrays
-        The points of the rows and of the columns.
+        The points of the rows and of the columns. For a Coupling, x may be a name such as "X_umap" and y None.
     ax : matplotlib Axes, optional
     keep : float
         Draw the fewest pairs that hold this share of the mass, in (0, 1].
@@ -505,9 +540,11 @@ def links(
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.links(result, x, y, keep=0.9)
     """
-    result = as_result(result, "result")
-    result.problem.cost.check_listed("plot.links")
-    m, n = result.problem.shape
+    labels = of_sides(result, labels, "labels")
+    solved = as_result(result, "result")
+    solved.problem.cost.check_listed("plot.links")
+    m, n = solved.problem.shape
+    x, y = both_points(result, x, y)
     start = points_of(x, "x", m)
     end = points_of(y, "y", n)
     keep = as_share(keep, "keep")
@@ -516,7 +553,7 @@ def links(
     plane(start, end, ax, labels)
     from matplotlib.collections import LineCollection  # noqa: PLC0415 - on first use
 
-    pairs = host(result.sparse(keep=keep)).tocoo()
+    pairs = host(solved.sparse(keep=keep)).tocoo()
     order = np.argsort(-pairs.data, kind="stable")[:most]
     if len(order) == pairs.nnz:
         name = f"{100 * keep:.3g} % of the mass"
@@ -529,7 +566,7 @@ def links(
         "label": name, **style,
     }  # fmt: skip
     ax.add_collection(LineCollection(list(ends), **style))
-    add_title(ax, moved_share(result))
+    add_title(ax, moved_share(solved))
     legend_below(ax)
     return ax
 
@@ -538,7 +575,7 @@ def links(
 
 
 def masses(
-    result: Result,
+    result: Answer,
     x: ArrayLike | None = None,
     side: SideName = "rows",
     ax: Any = None,
@@ -577,10 +614,15 @@ def masses(
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.masses(result, x)
     """
-    result = as_result(result, "result")
     rows = as_choice(side, "side", ("rows", "cols")) == "rows"
-    given = np.asarray(host(getattr(result.problem, side).weight))
-    moved = np.asarray(result.marginals[not rows])
+    if hasattr(result, "of_days"):
+        if x is not None:
+            x = of_sides(result, x, "x")[not rows]
+        if labels is not None:
+            labels = of_sides(result, labels, "labels")[not rows]
+    solved = as_result(result, "result")
+    given = np.asarray(host(getattr(solved.problem, side).weight))
+    moved = np.asarray(solved.marginals[not rows])
     share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)
     points = None if x is None else points_of(x, "x", len(given))
     if labels is None:
@@ -655,7 +697,7 @@ def draw_sorted(ax: Any, share: F64, kinds: Any, point: str, style: dict[str, An
         ax.legend()
 
 
-def path(results: Iterable[Result], ax: Any = None, **style: Any) -> Any:
+def path(results: Iterable[Answer], ax: Any = None, **style: Any) -> Any:
     """Draw mass, cost and passes of several answers against their reg, or against reg_m if reg is the same for all.
 
     Parameters
@@ -713,7 +755,7 @@ def path(results: Iterable[Result], ax: Any = None, **style: Any) -> Any:
 # ---- images
 
 
-def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> Any:
+def image(result: Answer, ax: Any = None, show: Any = IMAGES, **style: Any) -> Any:
     """Draw the answer of a Grid as images: the given mass, the received mass, the mass left behind, the displacement.
 
     Titles have the sums of the masses. "given" is a; arrows lead from pixels to the mean of their targets. "received"
@@ -751,8 +793,8 @@ def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> A
     >>> len(mapuot.plot.image(result))
     4
     """
-    result = as_result(result, "result")
-    cost = result.problem.cost
+    solved = as_result(result, "result")
+    cost = solved.problem.cost
     if not isinstance(cost, GridCosts):
         raise TypeError(f"result must be the answer of a Grid, got one of {cost.kind}")
     if len(cost.spacing) != 2:
@@ -765,7 +807,7 @@ def image(result: Result, ax: Any = None, show: Any = IMAGES, **style: Any) -> A
     height = 2.0 * float(np.clip(np.divide(*map(np.multiply, cost.nodes[0], cost.spacing)), 0.4, 2.0))
     axes = as_axes(ax, len(names), nrows=lines, ncols=columns, figsize=(3.6 * columns, (height + 0.8) * lines))
     for panel, name in zip(axes, names, strict=False):
-        draw_image(panel, result, cost, name, dict(style))
+        draw_image(panel, solved, cost, name, dict(style))
     for panel in axes[len(names) :]:
         panel.set_axis_off()
     if isinstance(show, str):

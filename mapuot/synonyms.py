@@ -9,10 +9,10 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from traceback import walk_tb
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from .graphs import breaks_graph
 
@@ -49,13 +49,16 @@ ARGUMENTS = (
     Group(("y",), ("Y", "xt", "X_b", "target")),
     Group(("metric",), ("distance", "cost_type")),
     Group(("scale_cost",), ("norm", "normalize", "normalise", "normalize_cost")),
-    Group(("seed",), ("random_state", "rng")),
+    Group(("seed",), ("random_state", "rng", "generator", "random_seed", "key")),
     Group(("callback",), ("hook", "on_step")),
     Group(("truncate",), ("sparsify", "cutoff")),
     Group(("size",), ("n_samples", "num_samples")),
     Group(("k",), ("n", "n_neighbors")),
     Group(("keep",), ("mass_share",)),
     Group(("reference",), ("c", "prior")),
+    Group(("representation",), ("joint_attr", "use_rep", "obsm_key", "basis", "layer")),
+    Group(("day_field",), ("time_key", "day_key", "time", "timepoint_key", "batch_key")),
+    Group(("reduction",), ("size_average", "reduce")),
 )
 # How a word differs from the argument of ours that it stands for.
 REMARKS = {
@@ -70,6 +73,8 @@ REMARKS = {
     "return_log": "result.trace has all passes, always",
     "device": "arrays on a GPU are solved there",
     "dtype": "'float64' or 'mixed'",
+    "layer": "set X to the layer, or put it into obsm",
+    "reduction": "a value for each problem comes back: take its sum() or mean(), or use SinkhornLoss",
     "init": "a Result or (log_u, log_v)",
     "random_state": "a solve draws nothing; result.sample and SeededMask take a seed",
     "rng": "a solve draws nothing; result.sample and SeededMask take a seed",
@@ -110,7 +115,12 @@ ATTRIBUTES = (
     Group(("descendants",), ("push", "push_forward")),
     Group(("ancestors",), ("pull", "pull_back")),
     Group(("transition_table",), ("cell_transition", "transition_matrix", "transitions")),
-    Group(("coupling",), ("coupling_between", "transport_map", "transition", "solve", "solutions", "problems")),
+    Group(
+        ("coupling",),
+        ("coupling_between", "transport_map", "transition", "solve", "solutions", "problems", "compute_transport_map",
+         "compute_all_transport_maps", "get_coupling"),
+    ),
+    Group(("growth",), ("growth_rates", "posterior_growth_rates", "prior_growth_rates")),
     Group(("save",), ("to_file", "dump", "write", "to_dict", "to_csv", "to_pickle")),
 )  # fmt: skip
 ATTRIBUTE_REMARKS = {
@@ -206,7 +216,19 @@ class Required:
 REQUIRED: Any = Required()
 
 
-def hinted(function: F) -> F:
+def hinted_onward(onward: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate as `hinted` does a function that hands other keywords to ``onward``: it takes the keywords of both.
+
+    A keyword that both lack raises at once, in the name of the decorated function.
+    """
+
+    def decorate(function: F) -> F:
+        return hinted(function, onward)
+
+    return decorate
+
+
+def hinted(function: F, onward: Callable[..., Any] | None = None) -> F:
     """Decorate a function, or ``__init__``, so that its error of an unknown keyword names the argument that is meant.
 
     An argument whose default is REQUIRED must be given. A call that succeeds pays for one more frame, .2 us. Within
@@ -215,6 +237,7 @@ def hinted(function: F) -> F:
     parameters = inspect.signature(function).parameters
     open_ended = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     called = function.__qualname__.removesuffix(".__init__")
+    check = check_of(called, parameters, onward)
     required = [(place, name) for place, (name, x) in enumerate(parameters.items()) if x.default is REQUIRED]
 
     is_loss = function.__module__ == "mapuot.torch" and function.__name__ == "__init__"
@@ -234,6 +257,7 @@ def hinted(function: F) -> F:
             for place, name in required:
                 if name not in named and place >= len(args):
                     raise TypeError(f"{called}() missing required argument: {name!r}")
+            check(named)
             return run(*args, **named)
         except TypeError as error:
             if has_entered(code, error.__traceback__):
@@ -246,6 +270,22 @@ def hinted(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def check_of(
+    called: str, parameters: Mapping[str, Any], onward: Callable[..., Any] | None
+) -> Callable[[dict[str, Any]], None]:  # fmt: skip
+    """Return a function that raises for a keyword that both functions lack; without ``onward`` it does nothing."""
+    if onward is None:
+        return lambda _: None
+    takes = {**parameters, **inspect.signature(onward).parameters}
+
+    def check(named: dict[str, Any]) -> None:
+        for name in named:
+            if name not in takes:
+                raise TypeError(unknown_argument(called, [name], takes, False))
+
+    return check
+
+
 def has_entered(code: CodeType, trace: TracebackType | None) -> bool:
     """Tell whether an error was raised within the function of this code, which then has accepted its arguments."""
     return any(frame.f_code is code for frame, _ in walk_tb(trace))
@@ -256,7 +296,7 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
 
     ``open_ended``: the function hands other keywords on, so that only words of the table are mistakes.
     """
-    own = [name for name in parameters if name != "self"]
+    own = [name for name in parameters if name not in ("self", "options")]
     for word in named:
         foreign = any(word in group.theirs for group in ARGUMENTS)
         if word in own or (open_ended and not foreign):
@@ -269,7 +309,12 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
 
 
 class Hints:
-    """Base of classes whose unknown attributes are answered by the attribute that is meant."""
+    """Base of classes whose unknown attributes are answered by the attribute that is meant.
+
+    ``_parts``: {expression: class} of objects that hold attributes which users look for here.
+    """
+
+    _parts: ClassVar[dict[str, type]] = {}
 
     if not TYPE_CHECKING:  # so that checkers of types find unknown attributes
 
@@ -279,9 +324,10 @@ class Hints:
                 return object.__getattribute__(self, name)
             text = f"{public_name(kind)} has no {name}"
             if not name.startswith("__"):
-                meant = [group.ours[0] for group in ATTRIBUTES if name in group.theirs]
-                present = [x for x in meant if x in vars(self) or hasattr(kind, x)]
-                text += hint(name, present, ATTRIBUTE_REMARKS)
+                words = [name, *(group.ours[0] for group in ATTRIBUTES if name in group.theirs)]
+                present = [x for x in words if x in vars(self) or hasattr(kind, x)]
+                parts = [f"{at}.{x}" for at, part in kind._parts.items() for x in words if hasattr(part, x)]
+                text += hint(name, present or parts[:1], ATTRIBUTE_REMARKS)
             raise AttributeError(text, name=name, obj=self)
 
 

@@ -31,10 +31,10 @@ from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
 from .problem.scale import matrices_of, scaled
 from .problem.sparse import Sparse
-from .problem.validate import as_choice, as_pair, as_positive
+from .problem.validate import as_choice, as_pair, as_positive, refuse_two_clouds
 from .route.on_device import one_call
 from .route.options import options_of_value
-from .synonyms import hinted
+from .synonyms import hinted, hinted_onward
 
 try:
     import torch
@@ -98,7 +98,7 @@ ALONE: Any = WeakTensorKeyDictionary()  # live tensor of points: its last `SelfS
 
 
 @compilable(M=2, a=1, b=1)
-@hinted
+@hinted_onward(solve_batch)
 def sinkhorn_loss(
     M: Tensor,
     a: Tensor | None = None,
@@ -163,11 +163,12 @@ def sinkhorn_loss(
     check_loss(options, reg_m)
     if isinstance(M, PointCloud):
         raise TypeError("M must be a tensor, got a PointCloud: mapuot.torch.sample_loss(x, y, ...) takes points")
+    refuse_two_clouds(M, a, "mapuot.torch.sample_loss")
     return solved(M, a, b, values, reg, reg_m, options)
 
 
 @compilable(x=2, y=2)
-@hinted
+@hinted_onward(solve_batch)
 def sample_loss(
     x: Tensor,
     y: Tensor,
@@ -215,7 +216,7 @@ def sample_loss(
 
 
 @compilable(M=2, a=1, b=1)
-@hinted
+@hinted_onward(solve_batch)
 def sinkhorn_divergence(
     M: Tensor,
     a: Tensor | None = None,
@@ -258,6 +259,8 @@ def sinkhorn_divergence(
     (True, torch.Size([20]))
     """
     check_options(options, reg_m)
+    if M_a is None:
+        refuse_two_clouds(M, a, "mapuot.torch.SamplesLoss")
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
     if options.get("scale_cost") is not None:
         given = {"M": M, "a": a, "b": b, "reg": reg, "reg_m": reg_m, "M_a": M_a, "M_b": M_b, **options}
@@ -326,7 +329,7 @@ class SinkhornLoss(torch.nn.Module):
 
     loss = staticmethod(sinkhorn_loss)
 
-    @hinted
+    @hinted_onward(solve_batch)
     def __init__(self, *, reg: float, reg_m: MarginalPenalty, reduction: str = "mean", **options: Any) -> None:
         super().__init__()
         self.reg = as_positive(reg, "reg")

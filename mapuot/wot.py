@@ -9,10 +9,11 @@ single-cell gene expression, 2019; Klein et al., Mapping cells through time and 
 """
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,7 +33,7 @@ from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
-from .synonyms import Hints, hinted
+from .synonyms import Hints, hinted_onward
 
 __all__ = ["Coupling", "OTModel"]
 
@@ -90,6 +91,8 @@ class Coupling(Hints):
     ((20, 30), (30,))
     """
 
+    _parts: ClassVar = {"result": Result}
+
     def __init__(self, model: "OTModel", t0: float, t1: float, result: Result, growths: list[F64]) -> None:
         self.model, self.t0, self.t1, self.result, self.growths = model, t0, t1, result, growths
 
@@ -105,6 +108,26 @@ class Coupling(Hints):
     def shape(self) -> tuple[int, int]:
         """(m, n)."""
         return self.result.problem.shape
+
+    def of_days(self, values: Any, name: str = "values") -> tuple[Any, Any]:
+        """Return (values of day t0's cells, values of day t1's cells), for pictures of the coupling.
+
+        ``values``: the name of a column of ``obs`` or of a matrix of ``obsm``, an array for all cells of the model, or
+        a pair of arrays, which is returned as it is.
+        """
+        model = self.model
+        if isinstance(values, (tuple, list)) and len(values) == 2:
+            return values[0], values[1]
+        if isinstance(values, str):
+            if model.obsm is not None and values in model.obsm:
+                values = model.obsm[values]
+            else:
+                values = obs_column(model.obs, values, name)
+        values = np.asarray(values)
+        count = len(model.days)
+        if values.ndim == 0 or len(values) != count:
+            raise ValueError(f"{name} must be a pair, or values of all {count} cells, got shape {values.shape}")
+        return values[model.days == self.t0], values[model.days == self.t1]
 
     def push_forward(self, p: ArrayLike) -> Any:
         """Return ``p @ coupling``: where the mass p, (m,) or (m, k), of day t0 goes, not normalised."""
@@ -206,7 +229,7 @@ class OTModel(Hints):
     True
     """
 
-    @hinted
+    @hinted_onward(solve)
     def __init__(
         self,
         data: Any,
@@ -245,10 +268,14 @@ class OTModel(Hints):
         count = self.X.shape[0]
         names = getattr(data, "obs_names", None)
         self.obs = getattr(data, "obs", None)
+        self.obsm = getattr(data, "obsm", None)
         self.names = names if hasattr(names, "isin") else None
         given_days = column(data, days, day_field, count, "days")
         if given_days is None:
-            raise ValueError(f"days must be given, or data must be an AnnData with obs[{day_field!r}]")
+            text = f"days must be given, or data must be an AnnData with obs[{day_field!r}]"
+            if self.obs is not None:
+                text += f": pass days= the name of one of its columns, {shown([*self.obs])}"
+            raise ValueError(text)
         self.days = as_days(*given_days)
         if isinstance(growth, tuple):
             growth = growth_of(data, growth, count)
@@ -266,6 +293,13 @@ class OTModel(Hints):
         self.timepoints = [float(t) for t in self.days[has_day][first]]
         self.given_days = list(np.asarray(given_days[0])[has_day][first])  # keys of CellRank's couplings
         self.couplings: dict[tuple[float, float], Coupling] = {}
+
+    _parts: ClassVar = {"coupling(t0, t1)": Coupling, "coupling(t0, t1).result": Result}
+
+    def __repr__(self) -> str:
+        days = ", ".join(f"{t:g} ({int((self.days == t).sum())} cells)" for t in self.timepoints)
+        penalties = f"lambda1 {self.lambda1:g}, lambda2 {self.lambda2:g}"
+        return f"<mapuot.wot.OTModel days {days}, epsilon {self.epsilon:g}, {penalties}>"
 
     def coupling(self, t0: float, t1: float) -> Coupling:
         """Return the coupling of day t0 with day t1, solved on first use and cached."""
@@ -409,6 +443,8 @@ class OTModel(Hints):
     def _of_day(self, given: Any, day: float, name: str) -> Any:
         """Return weights of a day's cells, from weights of these or of all cells, by place or name, or from names."""
         here = self.days == day
+        if hasattr(given, "obs_names"):  # an AnnData of these cells
+            given = given.obs_names
         array = np.atleast_1d(as_array(given, name))
         is_table = hasattr(given, "reindex") and hasattr(given, "index")
         if self.names is not None and is_table and given.index.isin(self.names).all() and array.dtype.kind in "fiub":
@@ -419,11 +455,18 @@ class OTModel(Hints):
                 raise TypeError(f"{name} must be numbers: the data has no names of cells, got {shown(given)}")
             unknown = [x for x in array if x not in self.names]
             if unknown:
-                raise ValueError(f"{name} must be names of cells, got {str(unknown[0])!r}")
+                raise ValueError(f"{name} must be names of cells, got {str(unknown[0])!r}{self._mask_of(unknown[0])}")
             return np.asarray(self.names[here].isin(array), np.float64)
         if len(array) == len(here):
             return array[here]
         return array
+
+    def _mask_of(self, label: Any) -> str:
+        """Return the end of a message: the mask of the cells whose label was given in place of a cell's name."""
+        columns = [] if self.obs is None else [name for name in self.obs if (self.obs[name] == label).any()]
+        if not columns:
+            return ""
+        return f": for the cells of a label pass the mask obs[{columns[0]!r}] == {str(label)!r}"
 
     def _labels(self, labels: Any, day: float, name: str) -> Any:
         """Return the labels of a day's cells, from a column of obs, or from labels of these or of all cells."""
@@ -569,9 +612,18 @@ def as_days(values: Any, name: str) -> F64:
             days[k] = float(values[k])
         except (TypeError, ValueError) as error:
             word = str(values[k])
-            cure = f"give each its number, as .map({{{word!r}: ...}}) of pandas does"
+            cure = number_of_text(values[~missing], word)
             raise ValueError(f"{name} must be numbers of days, got {word!r}: {cure}") from error
     return days
+
+
+def number_of_text(values: Any, word: str) -> str:
+    """Return how to make numbers of texts such as 'E8.5' and 'E9.5': by their common beginning, or one by one."""
+    words = sorted({str(value) for value in values})
+    start = re.split(r"[\d.+-]", words[0], maxsplit=1)[0]
+    if start and all(re.fullmatch(re.escape(start) + r"\d+(\.\d*)?", one) for one in words):
+        return f"pass .astype(str).str.removeprefix({start!r}).astype(float) of the column"
+    return f"give each its number, as .map({{{word!r}: ...}}) of pandas does"
 
 
 def components(x: Any, y: Any, count: int) -> tuple[F64, F64]:

@@ -88,6 +88,14 @@ def as_rho(value: Any, name: str) -> float:
     return as_positive(value, name, math.inf, "> 0, or inf")
 
 
+def refuse_two_clouds(M: Any, a: Any, function: str) -> None:
+    """Raise if a loss of costs is called with two clouds of points, (m, d) and (n, d), as M and a."""
+    shapes = tuple(np.shape(M)), tuple(np.shape(a))
+    if len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] == shapes[1][1] != shapes[0][0]:
+        given = f"got shapes {shapes[0]} and {shapes[1]}, as of two clouds"
+        raise ValueError(f"M must be costs and a masses, {given}: {function}(x, y, ...) takes points")
+
+
 def as_share(value: Any, name: str) -> float:
     return as_positive(value, name, 1.0, "a share in (0, 1]")
 

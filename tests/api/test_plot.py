@@ -329,11 +329,12 @@ def test_points_of_more_dimensions_say_how_to_draw_them(solved):
             draw(solved[0], cells, solved[2])
 
 
-def test_answers_that_hold_a_result_name_it(solved):
+def test_objects_that_hold_a_result_are_drawn(solved):
     tuned = mapuot.tune(solved[0].problem.M, mass=0.8, sharpness=0.5, tol=1e-2)
-    with pytest.raises(TypeError, match=r"got Tuned: pass result\.result"):
-        plot.plan(tuned)
-    assert plot.plan(tuned.result).get_images()
+    drawn, right = (plot.plan(one).get_images()[0].get_array() for one in (tuned, tuned.result))
+    np.testing.assert_array_equal(drawn, right)
+    with pytest.raises(TypeError, match="y must be given, the points of the columns"):
+        plot.arrows(tuned, solved[1])
 
 
 def test_other_objects_of_path_and_image_are_named(solved):

@@ -440,7 +440,7 @@ FUNCTIONS = {
             ("scale_cost", " must be one of", "mode"), ("reference", " must be one of", "a")]}),
     "OTModel.coupling": (lambda t0=0, t1=1, **x: course(**x).coupling(t0, t1), {}, {
         V: [("t1", " must be one of the days", 3), ({"t0": 1, "t1": 0}, "t0 must be before t1")],
-        T: [("lambda3", "solve() has no lambda3: it takes M", 1)]}),
+        T: [("lambda3", "OTModel() has no lambda3: did you mean lambda", 1)]}),
     "OTModel.descendants": (course().descendants, {"t0": 0, "t1": 1}, {
         V: [("population", " must be 5 weights", ONE, np.zeros(5))]}),
     "OTModel.ancestors": (course().ancestors, {"t0": 1, "t1": 0}, {

@@ -835,3 +835,24 @@ def test_numbers_that_require_a_gradient_are_refused(name):
     numbers[name].requires_grad_()
     with pytest.raises(TypeError, match=rf"{name}.* must be a number, got a tensor with requires_grad"):
         mapuot.torch.sinkhorn_loss(M, **numbers)
+
+
+def test_words_and_shapes_of_beginners_are_named():
+    """Two clouds in place of costs, and words that no loss takes, are named by the loss that was called."""
+    x, y = torch.rand(8, 2), torch.rand(6, 2)
+    for call, place in (
+        (lambda: sinkhorn_loss(x, y, reg=0.1, reg_m=1.0), "mapuot.torch.sample_loss"),
+        (lambda: mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0)(x, y), "mapuot.torch.sample_loss"),
+        (lambda: sinkhorn_divergence(x, y, reg=0.1, reg_m=1.0), "mapuot.torch.SamplesLoss"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"shapes \(8, 2\) and \(6, 2\), as of two clouds: {place}\(x, y, \.\.\.\)"
+        ):
+            call()
+    M = torch.rand(8, 6)
+    with pytest.raises(TypeError, match=r"^sinkhorn_loss\(\) has no reduction: .* take its sum\(\) or mean\(\)"):
+        sinkhorn_loss(M, reg=0.1, reg_m=1.0, reduction="mean")
+    with pytest.raises(TypeError, match=r"^SinkhornLoss\(\) has no epsilon: did you mean reg\?"):
+        mapuot.torch.SinkhornLoss(epsilon=0.1, reg=0.1, reg_m=1.0)
+    with pytest.raises(TypeError, match=r"^sample_loss\(\) has no debias: it takes x, y, a, b, reg, reg_m, metric"):
+        mapuot.torch.sample_loss(x, y, reg=0.1, reg_m=1.0, debias=True)

@@ -433,6 +433,9 @@ def test_exact_pairs_of_equal_points():
 def test_images_labels_and_normalised_costs():
     x0, x1 = RNG.random((16, 3, 4)), RNG.random((16, 3, 4))
     sampler = OTPlanSampler("unbalanced", 0.05, 1.0, normalize_cost=True, seed=0)
+    assert repr(sampler) == "OTPlanSampler('unbalanced', reg=0.05, reg_m=1.0, normalize_cost=True)"
+    with pytest.raises(TypeError, match=r"OTPlanSampler\(\) has no sampler: it takes method, reg, reg_m"):
+        OTPlanSampler("sinkhorn", sampler=1)
     M = ((x0.reshape(16, 1, -1) - x1.reshape(16, -1)) ** 2).sum(-1)
     P = sampler.get_map(x0, x1)
     np.testing.assert_allclose(P, mapuot.solve(M / M.max(), reg=0.05, reg_m=1.0).plan, atol=1e-6)

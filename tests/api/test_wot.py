@@ -1,5 +1,6 @@
 """Time courses: wot's couplings, simulated growth that is known, descendants and ancestors."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -256,8 +257,12 @@ def test_days_are_numbers_or_lengths_of_time():
     for given in (lengths, lengths.to_numpy(), texts, pandas.Series(days).astype("Float64"), pandas.Categorical(days)):
         np.testing.assert_array_equal(OTModel(X, days=given).coupling(0, 2).growth, right)
     words = pandas.Categorical([f"E{t:g}" for t in days])
-    with pytest.raises(ValueError, match=r"^days must be numbers of days, got 'E0': .*map\(\{'E0': \.\.\.\}\)"):
+    with pytest.raises(ValueError, match=r"got 'E0': pass \.astype\(str\)\.str\.removeprefix\('E'\)\.astype\(float\)"):
         OTModel(X, days=words)
+    numbers = pandas.Series(words).astype(str).str.removeprefix("E").astype(float)
+    np.testing.assert_array_equal(OTModel(X, days=numbers).coupling(0, 2).growth, right)
+    with pytest.raises(ValueError, match=r"^days must be numbers of days, got 'early': .*map\(\{'early': \.\.\.\}\)"):
+        OTModel(X, days=np.where(days > 0, "late 2", "early"))
     with pytest.raises(ValueError, match=r"^days \(obs\['stage'\]\) must be numbers of days, got 'E0'"):
         OTModel(named_cells(X, days, stage=words), day_field="stage")
     with pytest.raises(TypeError, match=r"^days must be numbers of days, got dates: subtract the first of them"):
@@ -292,6 +297,13 @@ def test_what_is_missing_is_named():
         model.ancestors(np.ones(140), 0, 1)
     with pytest.raises(ValueError, match=r"t1 must be after t0: descendants\(population, 0, 1\) goes from 0 to 1"):
         model.descendants(np.ones(140), 1, 0)
+    with pytest.raises(
+        ValueError, match=r"got 'late': for the cells of a label pass the mask obs\['stage'\] == 'late'"
+    ):
+        model.descendants("late", 0, 1)
+    with pytest.raises(ValueError, match=r"pass days= the name of one of its columns, \['day', 'stage'\]"):
+        OTModel(cells, day_field="time")
+    np.testing.assert_array_equal(model.descendants(cells[:9], 0, 1), model.descendants(cells.obs_names[:9], 0, 1))
     stages = cells.obs["stage"]
     for words, text in ((["nobody"], "nobody"), (stages, "early"), (stages.astype("category"), "early")):
         with pytest.raises(ValueError, match=f"population must be names of cells, got '{text}'"):
@@ -334,10 +346,57 @@ def test_words_of_moscot_and_wot():
     for thing, word, name in (
         (model, "push", "descendants"), (model, "pull", "ancestors"), (model, "cell_transition", "transition_table"),
         (model, "transport_map", "coupling"), (model.coupling(0, 1), "push", "push_forward"),
-        (model.coupling(0, 1), "pull", "pull_back"),
+        (model.coupling(0, 1), "pull", "pull_back"), (model, "compute_transport_map", "coupling"),
+        (model, "fates", "coupling(t0, t1).fates"), (model, "growth_rates", "growth"),
+        (model, "report", "coupling(t0, t1).result.report"), (model.coupling(0, 1), "save", "result.save"),
+        (model.coupling(0, 1), "plan", "result.plan"), (model.coupling(0, 1), "gamma", "result.plan"),
     ):  # fmt: skip
-        with pytest.raises(AttributeError, match=f"has no {word}: did you mean {name}\\?"):
+        with pytest.raises(AttributeError, match=re.escape(f"has no {word}: did you mean {name}?")):
             getattr(thing, word)
+    assert repr(model) == "<mapuot.wot.OTModel days 0 (4 cells), 1 (5 cells), epsilon 0.05, lambda1 1, lambda2 50>"
+
+
+def test_unknown_arguments_are_named_at_once():
+    X, days, _ = course()
+    for word, told in (
+        ("joint_attr", "did you mean representation?"), ("use_rep", "did you mean representation?"),
+        ("time_key", "did you mean day_field?"), ("eps", "did you mean epsilon?"), ("lamda1", "did you mean lambda1"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=re.escape(f"OTModel() has no {word}: {told}")):
+            OTModel(X, days=days, **{word: "x"})
+    assert OTModel(X, days=days, max_passes=3, threads=1).options == {"max_passes": 3, "threads": 1}
+
+
+def test_pictures_of_a_coupling_take_names():
+    """Labels and points of a Coupling may be names, or values of all cells; they are split by day."""
+    pytest.importorskip("matplotlib").use("agg")
+    plot = mapuot.plot
+    X, days, kind = course()
+    cells = named_cells(X, days, kind=np.array(["a", "b"])[kind])
+    cells.obsm["X_umap"] = X[:, :2]
+    coupling = OTModel(cells).coupling(0, 1)
+    labels = cells.obs["kind"].to_numpy()
+    pair = labels[days == 0], labels[days == 1]
+    right = plot.transitions(coupling.result, pair).get_images()[0].get_array()
+    for given in ("kind", cells.obs["kind"], labels, pair):
+        np.testing.assert_array_equal(plot.transitions(coupling, given).get_images()[0].get_array(), right)
+    assert [text.get_text() for text in plot.plan(coupling, labels="kind").get_yticklabels()] == ["a", "b"]
+    for draw in (plot.arrows, plot.links):
+        drawn = [draw(coupling, given, labels="kind") for given in ("X_umap", X[:, :2])]
+        drawn.append(draw(coupling, X[days == 0, :2], X[days == 1, :2], labels=pair))
+        places = [[tuple(c.get_offsets().ravel()) for c in ax.collections[:4]] for ax in drawn]
+        assert places[0] == places[1] == places[2]
+    for side, day in (("rows", 0), ("cols", 1)):
+        dots = plot.masses(coupling, "X_umap", side).collections[0]
+        np.testing.assert_array_equal(dots.get_offsets(), X[days == day, :2])
+    with pytest.raises(
+        ValueError, match=r"labels must be \(cells,\) values or a column of obs, \['day', 'kind'\], got 'fate'"
+    ):
+        plot.transitions(coupling, "fate")
+    with pytest.raises(ValueError, match=r"labels must be a pair, or values of all \d+ cells, got shape \(7,\)"):
+        plot.transitions(coupling, labels[:7])
+    with pytest.raises(TypeError, match=r"got OTModel: draw a coupling, result\.coupling\(t0, t1\)"):
+        plot.plan(OTModel(cells))
 
 
 def test_couplings_of_cellrank():
