@@ -27,6 +27,18 @@ def test_nothing_of_the_size_of_the_plan_is_held():
     assert "plan" not in vars(result)
 
 
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, np.inf)])
+def test_the_dual_value_is_summed_in_float64(reg_m):
+    """`dual` is the formula at the answer's potentials: passes over a float32 K know 8 digits of it."""
+    case = clouds(150, 140, reg=0.05, ratio=1.3).replace(reg_m=reg_m)
+    result = case.solve(precision="mixed", tol=1e-5)
+    (f, g), (rho, sigma) = (x.astype(np.longdouble) for x in result.potentials), np.broadcast_to(reg_m, 2)
+    plan = np.outer(case.a, case.b) * np.exp((f[:, None] + g - case.M) / case.reg)
+    total = rho * (case.a @ -np.expm1(-f / rho)) + case.reg * (case.a.sum() * case.b.sum() - plan.sum())
+    total += case.b @ g if np.isinf(sigma) else sigma * (case.b @ -np.expm1(-g / sigma))
+    assert 0 <= total - result.dual <= 1e-12
+
+
 @pytest.mark.parametrize("n", [9, 700])
 def test_plan_in_the_callers_memory(n, backend):
     """A plan is written to the caller's memory by the short path and by the ordinary one."""
