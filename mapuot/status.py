@@ -73,6 +73,8 @@ def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) 
         underflow = f"{MASSES_TOO_SMALL}: multiply a and b by the same large number"
     else:
         underflow = f"M is so far above reg_m that float64 cannot hold the plan: {nearer}"
+        if result.gap < math.inf:
+            underflow += "; the value, of a plan that moves nothing, is known"
     cure = {
         "max_passes": longer,
         "stalled": stalled,

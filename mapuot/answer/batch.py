@@ -104,6 +104,16 @@ class BatchResult(Answer, Sequence[Result]):
         self.own_logs = potentials
         self.row_marginal, self.col_marginal = marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
+        for i in np.flatnonzero(self.status == "underflow"):
+            self.sum_vanished(int(i))
+
+    def sum_vanished(self, i: int) -> None:
+        """Take the numbers of a problem whose plan has no mass in float64 from its own `Result`, where it is summed."""
+        one = self[i]
+        self.gap[i], self.dual[i], self.mass[i] = one.gap, one.dual, one.mass
+        tables = (*self.own_logs, self.row_marginal, self.col_marginal)
+        for table, own in zip(tables, (*one.own_logs, one.row_marginal, one.col_marginal), strict=True):
+            table[i, : len(own)] = namespace(table).asarray(own)
 
     def empty(self, which: Any) -> None:
         """Set the plans of problems with an empty side to 0; potentials of points with mass are inf."""
@@ -204,7 +214,10 @@ class BatchResult(Answer, Sequence[Result]):
         values = values + p.lift_of(self.mass, self.status == "converged")
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
-        return np.where(np.isin(self.status, FAILED), np.inf, values)
+        values = np.where(np.isin(self.status, FAILED), np.inf, values)
+        for i in np.flatnonzero(self.status == "underflow"):
+            values[i] = self[int(i)].objective
+        return values
 
     @cached_property
     def cost(self) -> F64:

@@ -37,6 +37,7 @@ from .summary import as_table
 
 ROUNDING = 2.0**-51  # relative rounding of the dual value's terms: 4 roundings
 LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least normal number, 1.2e-38; the largest sum
+FAR_COSTS = 300.0  # least cost over reg and reg_m: a plan with less than e^-300 of the mass of its reference
 
 
 def holds_float32(mass: float, entries: int) -> bool:
@@ -47,6 +48,31 @@ def holds_float32(mass: float, entries: int) -> bool:
 def numbers(tables: Any, instead: float) -> Any:
     """Replace NaN (from 0 inf, or the prox of inf) in the vectors of a failed solve by ``instead``."""
     return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
+
+
+def far_potentials(problem: Problem, potentials: Any) -> Any:
+    """Return log u and log v for costs so far above reg_m that the plan has no mass in float64.
+
+    Passes stop at such a plan before both sides have paid their part of the costs. A side pays at most rho (TV) or rho
+    t_i (L2) for each point. KL sides and reg share the remaining least cost in proportion to rho and reg. The dual
+    value is then the value of the plan 0, up to a share exp(-FAR_COSTS).
+    """
+    sides = problem.sides
+    if any(side.demands for side in sides):
+        return potentials
+    rhos = [host(side.rho) for side in sides]
+    is_kl = [side.penalty == "kl" for side in sides]
+    most = [rho if side.penalty == "tv" else rho * host(side.weight) for side, rho in zip(sides, rhos, strict=True)]
+    rest = problem.M_min - sum(float(x.max()) for x, kl in zip(most, is_kl, strict=True) if not kl)
+    level = rest / (problem.reg + sum(float(rho.max()) for rho, kl in zip(rhos, is_kl, strict=True) if kl))
+    if not level > FAR_COSTS:
+        return potentials
+    paid = [level * rho if kl else x for x, rho, kl in zip(most, rhos, is_kl, strict=True)]
+    found = []
+    for log, f in zip(potentials, paid, strict=True):
+        xp = namespace(log)
+        found.append(xp.where(log == -np.inf, log, xp.asarray(f / problem.reg)))
+    return tuple(found)
 
 
 def with_constant(x: Any, constant: float) -> Any:
@@ -256,6 +282,8 @@ class Result(CertifiedAnswer, Answer):
         failed = status in FAILED
         if failed:
             potentials = numbers(potentials, -np.inf)
+        if status == "underflow":
+            potentials = far_potentials(problem, potentials)
         self._logs = problem.project(*potentials)  # rounding of large sums may move potentials out of the dual's domain
         self._marginals = marginals
         if failed and problem.ranks.size > 1:
@@ -298,21 +326,23 @@ class Result(CertifiedAnswer, Answer):
     def objective(self) -> float:
         """Value of the plan, with all mass terms; hard constraints count 0 (see ``error_bound``).
 
-        inf if the solve failed, or if a term is beyond float64 (masses of 1e307). On first use the plan is summed from
-        M in float64; with several ranks, the marginals of the last pass are used instead.
+        inf if the solve failed, or if a term is beyond float64 (masses of 1e307). The value of a plan without mass
+        ("underflow" where no side is hard) is known. On first use the plan is summed from M in float64; with several
+        ranks, the marginals of the last pass are used instead.
         """
-        if self.status in FAILED:
+        if self.status in FAILED and not self._vanishes:
             return np.inf
         values = self._values()
         return float(primal_value(self.problem, *values) + self.problem.lift_of(values[0], self.converged))
 
     @cached_property
     def dual(self) -> float:
-        """Dual value minus a bound on its rounding: a lower bound on every plan's objective; -inf if the solve failed.
+        """Dual value minus a bound on its rounding: a lower bound on every plan's objective.
 
-        On first use the plan is summed from M in float64; with several ranks, the last pass gives the dual value.
+        It is -inf if the solve failed, except for a plan that moves no mass, as in ``objective``. On first use the plan
+        is summed from M in float64; with several ranks, the last pass gives the dual value.
         """
-        if self.status in FAILED:
+        if self.status in FAILED and not self._vanishes:
             return -np.inf
         p = self.problem
         if p.ranks.size > 1:
@@ -338,6 +368,19 @@ class Result(CertifiedAnswer, Answer):
         if np.isnan(value):
             return last
         return max(last, float(value))
+
+    @property
+    def _vanishes(self) -> bool:
+        """Whether the plan has no mass in float64 and needs none: its value is known, though not the plan."""
+        p = self.problem
+        return self.status == "underflow" and p.ranks.size == 1 and not (p.rows.demands or p.cols.demands)
+
+    @property
+    def gap(self) -> float:
+        """Bound on the objective of this plan less the optimum."""
+        if self._vanishes:
+            return max(0.0, self.objective - self.dual)
+        return self.trace[-1].gap
 
     @property
     def _missed(self) -> float:  # type: ignore[override]

@@ -79,3 +79,29 @@ def test_exponents_count_the_distance_to_the_least_cost():
     assert (problem.M_min, problem.M_max) == (-1e6, 1e6)
     of_costs = problem.cost.error(0.0) / 1e-2
     assert problem.exponent_error(zeros, zeros) >= 2.0**-50 * 1e6 / 1e-2 + 0.999 * of_costs
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
+@pytest.mark.parametrize("kinds", [("kl", "kl"), ("tv", "kl"), ("tv", "tv"), ("l2", "kl")])
+@pytest.mark.parametrize("far", [26.0, 26.4, 50.0, 1e4])
+def test_costs_far_above_reg_m_have_the_value_of_a_plan_that_moves_nothing(kinds, far, backend):
+    """Passes end at a plan without mass in float64: its value is known, whichever side has paid the costs so far."""
+    rng = np.random.default_rng(0)
+    x, y, a, b = rng.random((6, 2)), rng.random((5, 2)) + far, rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(5))
+    M, reg, rho = ((x[:, None] - y) ** 2).sum(2), 0.05, (1.0, 0.7)
+    left = [r * 0.5 * (w**2).sum() if kind == "l2" else r for kind, r, w in zip(kinds, rho, (a, b), strict=True)]
+    call = {"reg": reg, "reg_m": rho, "penalty": kinds, "backend": backend}
+    one, many = mapuot.solve(M, a, b, **call), mapuot.solve_batch(M, np.stack([a, a]), b, **call)
+    for found in (one, many, many[1]):
+        np.testing.assert_allclose(found.dual, sum(left) + reg, rtol=1e-9)
+        np.testing.assert_allclose(found.objective, sum(left) + reg, rtol=1e-9)
+        assert np.all(found.mass < 1e-200)
+        assert np.all(found.gap >= found.objective - found.dual)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
+def test_divergences_between_far_clouds_do_not_fall():
+    """The unbalanced divergence of clouds tends to its value without transport, and stays there."""
+    x = np.random.default_rng(0).random((6, 2))
+    near, far, farthest = (mapuot.pairwise([x, x + k], reg=0.05, reg_m=1.0)[0, 1] for k in (10.0, 50.0, 1e3))
+    np.testing.assert_allclose([far, farthest], near, rtol=1e-6)
