@@ -24,17 +24,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..answer.result import Result
 from ..api.batch import solve_batch
+from ..api.solve import solve
 from ..errors import muted
 from ..penalties import F64
+from ..problem.clouds import PointCloud
 from ..status import warn_not_converged
 from .steps import FirstPlan, GromovResult, Limits, best_of, descend
-from .task import Task
+from .task import Plan, Task
 
 MOST_COORDINATES = 4  # of G: a box has 2^4 corners, and a bound of 1 % takes some thousand solves
 MOST_SOLVES = 10_000
 CORNER_TOL = 1e-3  # tol of a solve; its dual value, which counts, is closer by orders of magnitude
 TOGETHER = 1 << 23  # entries of the costs of the corners that are solved in one batch
+FORMED = 1 << 21  # entries of the costs up to which they are formed; of more, each solve makes them from points
 UNITS = 1 << 40  # corners are integers in units of the first box's width over this
 ROUNDING = 1e-12  # of the terms of a bound
 
@@ -65,8 +69,14 @@ class GlobalBound:
         spread = task.a @ task.X.square_means(task.a) + task.b @ task.Y.square_means(task.b)
         means = float(task.a @ squares[0]) * float(task.b @ squares[1])
         self.constant = task.alpha * float(spread - 4 * means) + task.reg * (self.mass - self.mass**2) ** 2
-        self.base = -4 * task.alpha * self.mass * squares[0][:, None] * squares[1]
-        self.base += (1 - task.alpha) * task.feature_costs()
+        fixed = 4 * task.alpha * self.mass * squares[0][:, None], squares[1][:, None]
+        share = 1 - task.alpha
+        self.left = np.hstack([fixed[0], 2 * share * task.f])
+        self.right = np.hstack([fixed[1], task.g])
+        self.addends = share * (task.f**2).sum(1), share * (task.g**2).sum(1)
+        self.base = None
+        if task.F is not None or task.X.count * task.Y.count <= FORMED:
+            self.base = share * task.feature_costs() - fixed[0] @ fixed[1].T
         self.corners: dict[tuple[int, ...], Corner] = {}
 
     def run(self, value: float, rtol: float) -> float:
@@ -75,7 +85,7 @@ class GlobalBound:
         whole = (0,) * len(self.reach), (UNITS,) * len(self.reach)
         self.solve(self.corners_of(whole))
         heap = [(self.bound(whole), next(order), whole)]
-        together = max(1, TOGETHER // self.base.size // 2 ** (len(self.reach) - 1))
+        together = max(1, self.count_together // 2 ** (len(self.reach) - 1))
         while heap[0][0] < value - rtol * abs(value) and len(self.corners) < MOST_SOLVES:
             parts: list[Any] = []
             while heap and len(parts) < 2 * together and heap[0][0] < value - rtol * abs(value):
@@ -91,22 +101,41 @@ class GlobalBound:
         """The corner with the plan of least objective."""
         return min(self.corners.values(), key=lambda corner: corner.reached)
 
-    def best_plan(self) -> F64:
+    @property
+    def count_together(self) -> int:
+        """Number of corners that are solved in one batch."""
+        if self.base is None:
+            return 1
+        size: int = self.base.size
+        return max(1, TOGETHER // size)
+
+    def best_plan(self) -> Plan:
         """Return the plan of the best corner."""
-        with muted():
-            found = solve_batch(
-                self.costs(self.best.G[None]), self.task.a, self.task.b, reg=self.reg, reg_m=math.inf, **self.options
-            )
-        return np.asarray(found[0].plan)
+        (found,) = self.answers(self.best.G[None], [self.best.logs])
+        return self.task.fitted(self.task.answer(found))
 
     @property
     def reg(self) -> float:
         return 2 * self.mass * self.task.reg
 
-    def costs(self, G: F64) -> F64:
-        """Return C(G) for a stack of matrices, each flat."""
-        linear = np.einsum("id,pde,je->pij", self.x, G.reshape(-1, *self.shape), self.y, optimize=True)
-        return np.asarray(self.base - 16 * self.task.alpha * linear)
+    def answers(self, G: F64, starts: list[Any]) -> list[Result]:
+        """Solve the problems with the costs C(G) for a stack of matrices, each flat, from (log u, log v) of each."""
+        task = self.task
+        options = {"reg": self.reg, "reg_m": math.inf, "tol": CORNER_TOL, **self.options}
+        turned = 16 * task.alpha * np.einsum("id,pde->pie", self.x, G.reshape(-1, *self.shape))
+        with muted():
+            if self.base is not None:
+                M = self.base - turned @ self.y.T
+                logs = None
+                if starts:
+                    logs = tuple(np.stack(own) for own in zip(*starts, strict=True))
+                return [*solve_batch(M, task.a, task.b, warm_start=logs, **options)]
+            found = []
+            right = np.hstack([self.right, self.y])
+            for left, start in itertools.zip_longest(turned, starts):
+                cloud = PointCloud(np.hstack([self.left, left]), right, "inner", addends=self.addends)
+                found.append(solve(cloud, task.a, task.b, warm_start=start, **options))
+        return found
 
     def matrix_at(self, at: Any) -> F64:
         return self.reach * (2.0 * np.asarray(at, np.float64) / UNITS - 1.0)
@@ -126,32 +155,33 @@ class GlobalBound:
     def solve(self, wanted: list[tuple[int, ...]]) -> None:
         """Solve the problems of new corners, each from the answer of the nearest corner that is known."""
         new = [at for at in dict.fromkeys(wanted) if at not in self.corners]
-        step = max(1, TOGETHER // self.base.size)
+        step = self.count_together
         for k in range(0, len(new), step):
             self.solve_some(new[k : k + step])
 
     def solve_some(self, new: list[tuple[int, ...]]) -> None:
-        task, alpha = self.task, self.task.alpha
+        alpha = self.task.alpha
         G = np.array([self.matrix_at(at) for at in new])
-        M = self.costs(G)
-        start = None
+        starts = []
         if self.corners:
-            corners = list(self.corners.values())
-            apart = ((G[:, None] - np.array([corner.G for corner in corners])) ** 2).sum(-1)
-            near = [corners[k].logs for k in apart.argmin(1)]
-            start = tuple(np.stack(logs) for logs in zip(*near, strict=True))
-        with muted():
-            found = solve_batch(
-                M, task.a, task.b, reg=self.reg, reg_m=math.inf, tol=CORNER_TOL, warm_start=start, **self.options
-            )
-        for k, at in enumerate(new):
-            moments = (self.x.T @ found[k].apply(self.y)).ravel()
-            reached = (
-                float(found.objective[k]) + 16 * alpha * float(G[k] @ moments) - 8 * alpha * float(moments @ moments)
-            )
-            size = abs(float(found.dual[k])) + float(np.abs(M[k]).max()) * self.mass
-            logs = found.log_u[k], found.log_v[k]
-            self.corners[at] = Corner(G[k], float(found.dual[k]) - ROUNDING * size, reached, logs)
+            solved = list(self.corners.values())
+            apart = ((G[:, None] - np.array([corner.G for corner in solved])) ** 2).sum(-1)
+            starts = [solved[k].logs for k in apart.argmin(1)]
+        for at, own, found in zip(new, G, self.answers(G, starts), strict=True):
+            moments = (self.x.T @ found.apply(self.y)).ravel()
+            reached = found.objective + 16 * alpha * float(own @ moments) - 8 * alpha * float(moments @ moments)
+            size = abs(found.dual) + self.largest_cost(own) * self.mass
+            self.corners[at] = Corner(own, found.dual - ROUNDING * size, reached, found.own_logs)
+
+    def largest_cost(self, G: F64) -> float:
+        """Bound the terms that add up to an entry of C(G)."""
+        terms = [*self.addends]
+        turned = 16 * self.task.alpha * self.x @ G.reshape(self.shape)
+        pairs = (self.left, self.right), (turned, self.y)
+        largest = sum(float(np.abs(left).max(0, initial=0) @ np.abs(right).max(0, initial=0)) for left, right in pairs)
+        if self.task.F is not None:
+            terms.append(self.task.F)
+        return largest + sum(float(np.abs(z).max()) for z in terms)
 
     def bound(self, box: Any) -> float:
         """Return a lower bound of F within a box: 8 alpha |G|^2 plus an affine function below V at its corners."""
@@ -174,7 +204,7 @@ def bounded(task: Task, best: GromovResult, bound_tol: float, limits: Limits, op
     """Return the better of an answer and the answer from the search's best plan, with ``lower_bound``."""
     search = GlobalBound(task, options)
     bound = search.run(best.value, bound_tol)
-    other = descend(task, FirstPlan(task.given(search.best_plan())), limits, options)
+    other = descend(task, FirstPlan(search.best_plan()), limits, options)
     values = [*best.values, other.value]
     best = best_of([best, other])
     best.values = values

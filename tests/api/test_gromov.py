@@ -11,7 +11,7 @@ from scipy.sparse import csgraph
 from scipy.spatial.distance import cdist
 
 import mapuot
-from mapuot.spaces import distances, starts, steps
+from mapuot.spaces import bound, distances, starts, steps
 
 ot = pytest.importorskip("ot")
 SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
@@ -474,6 +474,20 @@ def test_no_plan_lies_below_the_global_bound(d, e, seed):
         other = mapuot.gromov(x, y, a, b, init=rng.random((9, 7)) ** 4, **given)
         assert found.lower_bound <= other.value
         assert 0.98 * found.value <= other.value
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_bound_between_many_points_forms_no_costs(fused, monkeypatch):
+    x, y, *_, a, b = spaces(12, 10)
+    options = {"reg": 2.0, "reg_m": math.inf, "bound_tol": 0.05}
+    if fused:
+        rng = np.random.default_rng(1)
+        options |= {"features": (rng.random((12, 2)), rng.random((10, 2))), "alpha": 0.7}
+    formed = mapuot.gromov(x[:, :2], y[:, :2], a, b, **options)
+    monkeypatch.setattr(bound, "FORMED", 0)
+    found = mapuot.gromov(x[:, :2], y[:, :2], a, b, **options)
+    assert found.value == pytest.approx(formed.value, rel=1e-5)
+    assert found.lower_bound == pytest.approx(formed.lower_bound, rel=1e-3)
 
 
 def test_the_search_for_a_bound_improves_a_poor_plan():
