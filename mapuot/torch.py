@@ -19,7 +19,7 @@ from .answer.batch import BatchResult
 from .answer.result import Result
 from .answer.slopes import dual_value, marginal_gradient, mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
-from .api.batch import solve_batch
+from .api.batch import of_problems, solve_batch
 from .api.divergence import check_options, self_costs
 from .api.gromov import gromov
 from .api.solve import solve
@@ -29,7 +29,7 @@ from .errors import OF_BATCH, renamed
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
-from .problem.scale import matrices_of, scaled
+from .problem.scale import scaled
 from .problem.sparse import Sparse
 from .problem.validate import as_choice, as_pair, as_positive, refuse_two_clouds
 from .route.on_device import one_call
@@ -265,7 +265,10 @@ def sinkhorn_divergence(
     if options.get("scale_cost") is not None:
         given = {"M": M, "a": a, "b": b, "reg": reg, "reg_m": reg_m, "M_a": M_a, "M_b": M_b, **options}
         numbers = array_of(M)
-        return scaled(sinkhorn_divergence, given, matrices_of(as_costs(numbers, pick("auto", numbers))))
+        words = {"M": numbers, "scale_cost": options["scale_cost"], "scale_each": False}
+        masses = (None if w is None else array_of(w) for w in (a, b))
+        costs, weights = of_problems(as_costs(numbers, pick("auto", numbers)), words, *masses)
+        return scaled(sinkhorn_divergence, given, costs, masses=weights)
     a, b = (equal(k, M) if x is None else x for x, k in zip((a, b), np.shape(M)[-2:], strict=False))
     M_a, M_b = self_costs(M, M_a, M_b)
     three = (M, a, b), (M_a, a, a), (M_b, b, b)

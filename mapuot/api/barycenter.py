@@ -132,9 +132,9 @@ class BarycenterResult(AnswerHints):
         return f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {ended}, {masses}>"
 
 
-def costs_of(given: dict[str, Any]) -> list[Any]:
-    """Return the costs of the arguments of `barycenter`, for their statistic."""
-    return matrices_of(as_costs(given["M"], pick("auto", given["M"])))
+def costs_of(given: dict[str, Any]) -> tuple[list[Any], None]:
+    """Return the costs of the arguments of `barycenter`, for their statistic; its columns have no given masses."""
+    return matrices_of(as_costs(given["M"], pick("auto", given["M"]))), None
 
 
 @hinted

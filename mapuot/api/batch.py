@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import BackendName, CostLike, MarginalPenalty, Method, Penalties, Precision, Reference, Statistic
+from ..annotations import (
+    BackendName,
+    CostLike,
+    MarginalPenalty,
+    MassStatistic,
+    Method,
+    Penalties,
+    Precision,
+    Reference,
+)
 from ..answer.batch import BatchResult, column, with_constants
 from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
@@ -26,7 +35,16 @@ from ..problem.cost import as_vectors, cost_of
 from ..problem.kinds import as_costs
 from ..problem.mask import SeededMask
 from ..problem.problem import BatchProblem, Own
-from ..problem.scale import masses_scaled, matrices_of, problems_of, scaled, scaled_by, scales_of
+from ..problem.scale import (
+    is_weighted,
+    masses_scaled,
+    matrices_of,
+    problems_of,
+    scaled,
+    scaled_by,
+    scales_of,
+    with_masses,
+)
 from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import (
     as_array,
@@ -54,8 +72,10 @@ def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchR
     if given["scale_mass"] is False:
         costs = as_costs(M, chosen)
         if given["scale_each"] and isinstance(costs, Clouds) and costs.on_device and len(costs) > 1:
-            return scaled_by(solve, given, scales_of(costs, given["scale_cost"], chosen.tables))  # type: ignore[no-any-return]
-        return scaled(solve, given, of_problems(costs, given["scale_each"]))  # type: ignore[no-any-return]
+            masses = both_masses(M, costs.shape, given["A"], given["B"])
+            return scaled_by(solve, given, scales_of(costs, given["scale_cost"], chosen.tables, masses))  # type: ignore[no-any-return]
+        read, weights = of_problems(costs, given, given["A"], given["B"])
+        return scaled(solve, given, read, masses=weights)  # type: ignore[no-any-return]
     A, B, _ = as_vectors(M, given["A"], given["B"], given["reg_m"])
     shape = as_costs(M, chosen).shape
     alike = A is B and shape[0] == shape[1]
@@ -66,11 +86,23 @@ def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchR
     return masses_scaled(solve, given, A, A if alike else B)  # type: ignore[no-any-return]
 
 
-def of_problems(costs: Any, each: bool) -> list[Any]:
-    """Return the matrices of a batch's costs; for ``each``, the costs of each problem, or the one that all share."""
-    if not each or costs.array.ndim < 3:
-        return matrices_of(costs)
-    return problems_of(costs)
+def both_masses(M: Any, shape: Any, A: Any, B: Any) -> tuple[Any, Any]:
+    """Return the masses of a batch in the shapes that the solver reads, equal ones where none are given."""
+    A, B, _ = as_vectors(M, A, B, None)
+    A, B = (np.full(k, 1 / k) if x is None else x for x, k in zip((A, B), shape, strict=True))
+    return A, B
+
+
+def of_problems(costs: Any, given: dict[str, Any], A: Any, B: Any) -> tuple[list[Any], Any]:
+    """Return (costs, masses) for the scale of a batch; masses are None where the scale does not weigh the costs.
+
+    The costs are matrices; with ``scale_each`` or weights, those of each problem, or the one that all share.
+    """
+    if is_weighted(given["scale_cost"]):
+        return with_masses(costs, *both_masses(given["M"], costs.shape, A, B))
+    if not given["scale_each"] or costs.array.ndim < 3:
+        return matrices_of(costs), None
+    return problems_of(costs), None
 
 
 @hinted
@@ -82,7 +114,7 @@ def solve_batch(
     reg: ArrayLike = REQUIRED,
     reg_m: MarginalPenalty = REQUIRED,
     *,
-    scale_cost: Statistic | None = None,
+    scale_cost: MassStatistic | None = None,
     scale_each: bool = False,
     scale_mass: bool = False,
     method: Method = "auto",
@@ -118,7 +150,7 @@ def solve_batch(
     reg_m : as in `solve`; (p,) or (p, 1) array; (p, 2) array, one column for each side; or a pair with (p, 1) arrays
         For all problems or for each. One number or pair for each of two problems is (2, 1) or (2, 2). A tuple is a pair
         of sides: in ``([1.0], [2.0])`` each side has one point.
-    scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
+    scale_cost, scale_each : {"median", "mean", "std", "max", "weighted_median", "weighted_mean"}, optional; bool
         As in `solve`: the unit of reg and reg_m is taken from the costs of all problems. With ``scale_each`` each
         problem has the unit of its own costs.
     scale_mass : bool

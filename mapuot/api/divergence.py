@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import CostLike, MarginalPenalty, Statistic
+from ..annotations import CostLike, MarginalPenalty, MassStatistic
 from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host, namespace, refuse_data_set
@@ -29,10 +29,10 @@ from .batch import of_problems, solve_batch
 from .entry import entry
 
 
-def costs_of(given: dict[str, Any]) -> list[Any]:
-    """Return the costs of the arguments of `sinkhorn_divergence`, for their statistic."""
+def costs_of(given: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Return the costs of the arguments of `sinkhorn_divergence` and their masses, for the statistic of the costs."""
     check_options(given, given["reg_m"])
-    return of_problems(as_costs(given["M"], pick("auto", given["M"])), given["scale_each"])
+    return of_problems(as_costs(given["M"], pick("auto", given["M"])), given, given["a"], given["b"])
 
 
 @hinted
@@ -44,7 +44,7 @@ def sinkhorn_divergence(
     reg: ArrayLike = REQUIRED,
     reg_m: MarginalPenalty = REQUIRED,
     *,
-    scale_cost: Statistic | None = None,
+    scale_cost: MassStatistic | None = None,
     scale_each: bool = False,
     M_a: CostLike | None = None,
     M_b: CostLike | None = None,

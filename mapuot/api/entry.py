@@ -14,15 +14,16 @@ NamedArguments = dict[str, Any]
 
 
 def entry(
-    *tensors: str, costs: Callable[[NamedArguments], list[Any]] | None = None,
+    *tensors: str, costs: Callable[[NamedArguments], tuple[list[Any], Any]] | None = None,
     units: Callable[[Any, NamedArguments], Any] | None = None, each: bool = True,
 ) -> Callable[[F], F]:  # fmt: skip
     """Decorate a function of costs and masses.
 
     If one of the arguments ``tensors`` is a tensor of PyTorch, the function gets all tensors as arrays, and its answer
     returns tensors. With ``scale_cost``, reg and reg_m are in units of the costs that ``costs`` reads from the
-    arguments; ``units(function, arguments)`` replaces this, and serves ``scale_mass``, too. ``each``: False if the
-    function itself finds the units of ``scale_each``.
+    arguments. ``costs`` returns (costs, masses of each); masses of None refuse statistics that are weighted by masses.
+    ``units(function, arguments)`` replaces this, and serves ``scale_mass``, too. ``each``: False if the function itself
+    finds the units of ``scale_each``.
     """
 
     def decorate(function: F) -> F:
@@ -42,7 +43,10 @@ def entry(
             if own_units or not takes_units or (named.get("scale_cost") is None and not named.get("scale_mass")):
                 return function(*args, **named)
             given = arguments(signature, args, named)
-            return scaled(call, given, costs(given)) if costs else units(call, given)  # type: ignore[misc]
+            if costs is None:
+                return units(call, given)  # type: ignore[misc]
+            read, masses = costs(given)
+            return scaled(call, given, read, masses=masses)
 
         return call  # type: ignore[return-value]
 

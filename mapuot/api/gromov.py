@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import MarginalPenalty, Statistic
+from ..annotations import MarginalPenalty, MassStatistic
+from ..arrays import host
 from ..backends import pick
 from ..problem import validate
 from ..problem.scale import scale_of
@@ -34,7 +36,7 @@ def gromov(
     *,
     reg: float,
     reg_m: MarginalPenalty,
-    scale_cost: Statistic | None = None,
+    scale_cost: MassStatistic | None = None,
     metric: Any = "sqeuclidean",
     power: float = 1.0,
     landmarks: int = 48,
@@ -67,8 +69,8 @@ def gromov(
         is half of ``epsilon`` of POT's balanced functions, and equals ``epsilon`` of POT's unbalanced function. With 0
         there is no entropy: proximal steps, each certified, lower a reg of their own from 1 / 20 of the median cost to
         1e-4 of it.
-    scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this statistic of the first step's costs. They are
+    scale_cost : {"median", "mean", "std", "max", "weighted_median", "weighted_mean"}, optional
+        Take reg and reg_m in units of this statistic of the first step's costs, as in `solve`. They are
         ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and half of the features' costs. ``result.scale_cost`` has the
         value.
     metric : {"sqeuclidean", "euclidean", "geodesic", "precomputed"} or a pair of them
@@ -160,7 +162,7 @@ def gromov(
     task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha)
     scale = 1.0
     if scale_cost is not None:
-        scale = scale_of([task.usual_cost()], scale_cost)
+        scale = scale_of([task.usual_cost()], scale_cost, masses=[(np.asarray(host(a)), np.asarray(host(b)))])
         task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha)
     task.check_settles(tol, max_iter)
     inner_tol = as_positive(inner_tol, "inner_tol")

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..annotations import MarginalPenalty, MetricName, Statistic
+from ..annotations import MarginalPenalty, MassStatistic, MetricName
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host
 from ..backends import pick
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
-from ..problem.scale import scales_of
+from ..problem.scale import is_weighted, scales_of
 from ..problem.validate import as_array
 from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
@@ -32,10 +32,18 @@ def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
     return cloud
 
 
-def costs_of_clouds(given: dict[str, Any]) -> list[Any]:
-    """Return the costs of the arguments of `pairwise`, for their statistic."""
+def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Return the costs between all points of the arguments of `pairwise`, and the masses of all, for the statistic."""
     check_options(given, given["reg_m"])
-    return [as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost.whole]
+    cost = as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost
+    if not is_weighted(given["scale_cost"]):
+        return [cost.whole], None
+    table = cost.flattened(given["masses"], None, None)[0]
+    inside = host(cost.inside(0))
+    if table is None:
+        table = np.ones(inside.shape[1])
+    weights = np.broadcast_to(host(np.asarray(table, np.float64)), inside.shape)[inside]
+    return [cost.whole], [(weights, weights)]
 
 
 @hinted
@@ -46,7 +54,7 @@ def pairwise(
     reg: ArrayLike = REQUIRED,
     reg_m: MarginalPenalty = REQUIRED,
     *,
-    scale_cost: Statistic | None = None,
+    scale_cost: MassStatistic | None = None,
     scale_each: bool = False,
     metric: MetricName = "sqeuclidean",
     scale: float = 1.0,
@@ -66,9 +74,9 @@ def pairwise(
         Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
     reg, reg_m : float, or (k, k) array; float or inf, or (k, k) array
         As in `sinkhorn_divergence`, for all pairs or for each; the entries above the diagonal are read.
-    scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
-        The unit of reg and reg_m: a statistic of the costs between the points of all clouds. With ``scale_each`` each
-        pair has the unit of the costs between its two clouds.
+    scale_cost, scale_each : {"median", "mean", "std", "max", "weighted_median", "weighted_mean"}, optional; bool
+        The unit of reg and reg_m, as in `solve`: a statistic of the costs between the points of all clouds. With
+        ``scale_each`` each pair has the unit of the costs between its two clouds.
     metric, scale, weights
         The cost, as in `PointCloud`.
     comm : mpi4py communicator, optional
@@ -166,7 +174,9 @@ class PairTask(NamedTuple):
         unit: Any = 1.0
         if self.unit:
             backend = pick(self.options.get("backend", "auto"), self.cloud)
-            unit = scales_of(between(self.cloud, i, j)._cost, self.unit, backend.tables)
+            cost = between(self.cloud, i, j)._cost
+            m, n = cost.shape
+            unit = scales_of(cost, self.unit, backend.tables, (self.masses[i, :m], self.masses[j, :n]))
         k = len(self.cloud)
         reg, reg_m = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (self.reg, self.reg_m))
         return reg, reg_m[:, None]

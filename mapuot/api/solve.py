@@ -77,7 +77,7 @@ def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
         a = as_weight(a, cost.shape[0], "a", backend, ranks)
         b = as_weight(b, cost.shape[1], "b", backend)
         if given["scale_mass"] is False:
-            return scaled(solve, given, [cost], ranks, (a, b))  # type: ignore[no-any-return]
+            return scaled(solve, given, [cost], ranks, [(a, b)])  # type: ignore[no-any-return]
         return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
 
 

@@ -26,9 +26,9 @@ from .result import MultiResult
 from .tree import Tree
 
 
-def costs_of(given: dict[str, Any]) -> list[Any]:
-    """Return the costs of the arguments of `multimarginal`, for their statistic."""
-    return matrices_of(given["costs"], given["masses"], as_backend(given["backend"], given["costs"]))
+def costs_of(given: dict[str, Any]) -> tuple[list[Any], None]:
+    """Return the costs of the arguments of `multimarginal`, for their statistic; a free marginal has no masses."""
+    return matrices_of(given["costs"], given["masses"], as_backend(given["backend"], given["costs"])), None
 
 
 @hinted

@@ -30,11 +30,12 @@ def weighted_mean(values: F64, weights: F64) -> float:
     return float(values @ (weights / weights.sum()))
 
 
-# statistics that count a pair as a_i b_j, for functions of one problem
+# statistics that count a pair as a_i b_j
 WEIGHTED: dict[str, Any] = {"weighted_median": weighted_median, "weighted_mean": weighted_mean}
 ALL = 1 << 22  # up to so many costs are all read
 AT_ONCE = 1 << 26  # costs that are formed at once on a device: 512 MiB
 ROWS = 16  # at least so many rows are read of larger costs
+Masses = list[tuple[F64, F64]]  # a and b of each of several costs
 
 
 def some_costs(cost: Any, most: int, ranks: Ranks, masses: tuple[F64, F64] | None = None) -> tuple[F64, F64]:
@@ -73,15 +74,21 @@ def matrices_of(cost: Any) -> list[Any]:
     return [cost.of(int(i)) for i in np.random.default_rng(0).permutation(len(cost))[:few]]
 
 
-def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: tuple[F64, F64] | None = None) -> float:
-    """Return this statistic of the finite costs; with the ``masses`` a and b of one problem also one of WEIGHTED."""
-    if masses is None and isinstance(how, str) and how in WEIGHTED:
-        cure = "solve, solve_sample, path and tune have it"
+def is_weighted(how: Any) -> bool:
+    """Tell whether this statistic weighs the costs by masses."""
+    return isinstance(how, str) and how in WEIGHTED
+
+
+def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: Masses | None = None) -> float:
+    """Return this statistic of the finite costs; with the ``masses`` of each of the costs also one of WEIGHTED."""
+    if masses is None and is_weighted(how):
+        cure = "its costs belong to no pair of given masses"
         raise ValueError(f"scale_cost must be one of {[*SCALES]} here, got {how!r}: {cure}")
     name = as_choice(how, "scale_cost", SCALES if masses is None else [*SCALES, *WEIGHTED])
-    if name not in WEIGHTED:
-        masses = None
-    own = [some_costs(cost_of(one), ALL // len(costs), ranks, masses) for one in costs]
+    weighing: Any = [None] * len(costs)
+    if name in WEIGHTED:
+        weighing = masses
+    own = [some_costs(cost_of(one), ALL // len(costs), ranks, w) for one, w in zip(costs, weighing, strict=True)]
     found, weights = (np.concatenate(ranks.all(np.concatenate(parts))) for parts in zip(*own, strict=True))
     if not weights.any():
         scale = 0.0
@@ -97,12 +104,31 @@ def problems_of(cost: Any) -> list[Any]:
     return [cost.of(i) for i in range(len(cost if hasattr(cost, "places") else cost.array))]
 
 
-def scales_of(cost: Any, how: Any, form: Callable[[Any], Any]) -> F64:
+def with_masses(cost: Any, A: Any, B: Any) -> tuple[list[Any], Masses]:
+    """Return the costs of each problem of a batch, and its a and b. A and B: (p, m) and (p, n), or vectors for all.
+
+    Where all problems share the costs, these are repeated.
+    """
+    shared = not hasattr(cost, "places") and cost.array.ndim < 3
+    A, B = (np.atleast_2d(np.asarray(host(x), np.float64)) for x in (A, B))
+    count = max(len(A), len(B), 1 if shared else len(problems_of(cost)))
+    costs = [cost] * count if shared else problems_of(cost)
+    masses = []
+    for k, one in enumerate(costs):
+        m, n = one.shape
+        masses.append((A[k % len(A), :m], B[k % len(B), :n]))  # masses of clouds end in zeros
+    return costs, masses
+
+
+def scales_of(cost: Any, how: Any, form: Callable[[Any], Any], masses: tuple[Any, Any] | None = None) -> F64:
     """Return the scale of the costs of each problem of a batch, (p,).
 
-    ``form`` makes the costs of clouds on a device, (k, m, n). Clouds there are formed and summed many at once: reading
-    the costs of 20,000 pairs one by one would take the host minutes.
+    ``masses``: A and B, for a statistic of WEIGHTED. ``form`` makes the costs of clouds on a device, (k, m, n). Clouds
+    there are formed and summed many at once: reading the costs of 20,000 pairs one by one would take the host minutes.
     """
+    if masses is not None and is_weighted(how):
+        pairs = zip(*with_masses(cost, *masses), strict=True)
+        return np.array([scale_of([one], how, masses=[w]) for one, w in pairs])
     if not (getattr(cost, "on_device", False) and hasattr(cost, "places")):
         return np.array([scale_of([one], how) for one in problems_of(cost)])
     name = as_choice(how, "scale_cost", SCALES)
@@ -146,17 +172,19 @@ def statistics(name: str, values: Any, is_counted: Any) -> Any:
 
 def scaled(
     function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE,
-    masses: tuple[F64, F64] | None = None,
+    masses: Masses | None = None,
 ) -> Any:  # fmt: skip
     """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible.
 
-    ``masses``: a and b of a function of one problem. With ``scale_each`` and the costs of several problems, each
-    problem has its own unit.
+    ``masses``: a and b of each of the costs. With ``scale_each`` and the costs of several problems, each problem has
+    its own unit.
     """
     how = given["scale_cost"]
     given = dict(given)
     if given.pop("scale_each", False) and len(costs) > 1:
-        return scaled_by(function, given, np.array([scale_of([one], how) for one in costs]))
+        pairs = zip(costs, masses or [None] * len(costs), strict=True)  # type: ignore[list-item]
+        each = [scale_of([one], how, masses=w and [w]) for one, w in pairs]
+        return scaled_by(function, given, np.array(each))
     scale = scale_of(costs, how, ranks, masses)
     reg_m = given["reg_m"]
     kinds = as_penalties(given.get("penalty", "kl"))

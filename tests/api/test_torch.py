@@ -856,3 +856,22 @@ def test_words_and_shapes_of_beginners_are_named():
         mapuot.torch.SinkhornLoss(epsilon=0.1, reg=0.1, reg_m=1.0)
     with pytest.raises(TypeError, match=r"^sample_loss\(\) has no debias: it takes x, y, a, b, reg, reg_m, metric"):
         mapuot.torch.sample_loss(x, y, reg=0.1, reg_m=1.0, debias=True)
+
+
+@pytest.mark.parametrize("how", ["weighted_median", "weighted_mean"])
+def test_scales_of_losses_may_be_weighted(how):
+    """The loss in units of a weighted statistic is the loss at the reg and reg_m that the unit gives."""
+    torch.manual_seed(0)
+    M, a = torch.rand(7, 7, dtype=torch.float64), torch.softmax(torch.randn(2, 7, dtype=torch.float64), 1)
+    M = M + M.T
+    b = torch.softmax(torch.randn(7, dtype=torch.float64), 0)
+    unit = mapuot.solve_batch(M.numpy(), a.numpy(), b.numpy(), reg=0.1, reg_m=1.0, scale_cost=how).scale_cost
+    for loss in (sinkhorn_loss, sinkhorn_divergence):
+        found = loss(M, a, b, reg=0.1, reg_m=1.0, scale_cost=how)
+        assert_allclose(found, loss(M, a, b, reg=0.1 * unit, reg_m=unit), rtol=1e-9)
+    x, y = torch.rand(7, 2, dtype=torch.float64), torch.rand(7, 2, dtype=torch.float64)
+    unit = mapuot.solve_sample(
+        x.numpy(), y.numpy(), a[0].numpy(), b.numpy(), reg=0.1, reg_m=1.0, scale_cost=how
+    ).scale_cost
+    found = mapuot.torch.sample_loss(x, y, a[0], b, reg=0.1, reg_m=1.0, scale_cost=how)
+    assert_allclose(found, mapuot.torch.sample_loss(x, y, a[0], b, reg=0.1 * unit, reg_m=unit), rtol=1e-9)

@@ -246,9 +246,59 @@ def test_weighted_scales_do_not_see_merged_points(how, kind):
     assert merged.scale_cost != pytest.approx(alike.scale_cost, rel=1e-3)
 
 
-def test_weighted_scales_are_of_one_problem():
-    with pytest.raises(ValueError, match="got 'weighted_mean': solve, solve_sample, path and tune have it"):
-        mapuot.solve_batch(COSTS["dense"], np.ones((2, 30)), reg=0.1, reg_m=1.0, scale_cost="weighted_mean")
+@pytest.mark.parametrize("how", ["weighted_median", "weighted_mean"])
+def test_weighted_scales_of_batches(how):
+    """A batch has the scale of its points one by one; with scale_each each problem has the scale of its own solve."""
+    rng = np.random.default_rng(5)
+    x, y = rng.random((3, 9, 2)), rng.random((3, 8, 2))
+    A, B = rng.integers(0, 5, (3, 9)) / 20, rng.integers(1, 5, (3, 8)) / 20
+    M = ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
+    numbers = {"reg": 0.1, "reg_m": 1.0, "scale_cost": how}
+    lists = [*x[:, :7]], [*y]  # clouds of one size, and of two
+    lists[0][1] = x[1]
+    masses = [A[0, :7], A[1], A[2, :7]]
+    for costs, weights, single in (
+        (M, A, M), (mapuot.PointCloud(x, y), A, M), (mapuot.PointCloud(*lists), masses, None),
+        ([sparse.csr_array(one) for one in M], A, M),
+    ):  # fmt: skip
+        each = mapuot.solve_batch(costs, weights, B, scale_each=True, **numbers)
+        rows = lists[0] if single is None else x
+        right = [mapuot.solve_sample(*z, **numbers).scale_cost for z in zip(rows, y, weights, B, strict=True)]
+        np.testing.assert_allclose(each.scale_cost, right, rtol=1e-12)
+        whole = mapuot.solve_batch(costs, weights, B, **numbers)
+        spread = [np.outer(a, b).ravel() for a, b in zip(weights, B, strict=True)]
+        values = [((r[:, None] - c) ** 2).sum(-1).ravel() for r, c in zip(rows, y, strict=True)]
+        counted = np.repeat(np.concatenate(values), np.rint(400 * np.concatenate(spread)).astype(int))
+        right = np.median(counted) if how == "weighted_median" else counted.mean()
+        assert whole.scale_cost == pytest.approx(right, rel=1e-12)
+    shared = mapuot.solve_batch(M[0], A, B[0], scale_each=True, **numbers)
+    right = [mapuot.solve(M[0], a, B[0], **numbers).scale_cost for a in A]
+    np.testing.assert_allclose(shared.scale_cost, right, rtol=1e-12)
+
+
+def test_weighted_scales_of_divergences_and_spaces():
+    rng = np.random.default_rng(6)
+    x, w = rng.random((6, 2)), np.array([0.0, 1, 2, 1, 4, 2]) / 10
+    M = ((x[:, None] - x) ** 2).sum(-1)
+    numbers = {"reg": 0.1, "reg_m": 1.0}
+    v = w[::-1].copy()
+    unit = float(w @ M @ v)
+    found = mapuot.sinkhorn_divergence(M, w, v, scale_cost="weighted_mean", **numbers)
+    assert found == pytest.approx(mapuot.sinkhorn_divergence(M, w, v, reg=0.1 * unit, reg_m=unit), rel=1e-9)
+    clouds, masses = [x, x[:4] + 0.1], [w, w[1:5] / w[1:5].sum()]
+    both, all_w = np.vstack(clouds), np.concatenate(masses)
+    D = ((both[:, None] - both) ** 2).sum(-1)
+    unit = float(all_w @ D @ all_w) / 4
+    found = mapuot.pairwise(clouds, masses, scale_cost="weighted_mean", **numbers)
+    np.testing.assert_allclose(found, mapuot.pairwise(clouds, masses, reg=0.1 * unit, reg_m=unit), rtol=1e-9)
+    unit = float(masses[0] @ D[:6, 6:] @ masses[1])
+    found = mapuot.pairwise(clouds, masses, scale_cost="weighted_mean", scale_each=True, **numbers)
+    np.testing.assert_allclose(found, mapuot.pairwise(clouds, masses, reg=0.1 * unit, reg_m=unit), rtol=1e-9)
+    alone = mapuot.gromov(x[1:], x[:4], w[1:], None, scale_cost="weighted_median", **numbers)
+    beside = mapuot.gromov(x, x[:4], w, None, scale_cost="weighted_median", **numbers)  # x[0] has no mass
+    assert alone.scale_cost == pytest.approx(beside.scale_cost, rel=1e-12)
+    with pytest.raises(ValueError, match="got 'weighted_mean': its costs belong to no pair of given masses"):
+        mapuot.barycenter(M, np.stack([w, w]), reg=0.1, scale_cost="weighted_mean")
 
 
 def test_weighted_scales_of_some_rows_weigh_the_rows_read():
