@@ -46,7 +46,8 @@ def log_sum(x, axis):
 
 def draw(rng, largest=10):
     kind = str(rng.choice(KINDS))
-    n, p = int(rng.integers(1, largest + 1)), int(rng.integers(1, 5))
+    n = int(rng.integers(1, largest + 1))
+    p = int(rng.integers(1, 5))
     shape = (n,)
     if kind == "grid":
         shape = (int(rng.integers(1, 4)), int(rng.integers(1, 5)))
@@ -73,7 +74,10 @@ def draw(rng, largest=10):
         given = sparse.csr_array((M[at], at), shape=M.shape)
     elif kind == "dense":
         given = M
-    weights = rng.dirichlet(np.full(p, 0.7)) if rng.random() < 0.7 else np.full(p, 1.0 / p)
+    if rng.random() < 0.7:
+        weights = rng.dirichlet(np.full(p, 0.7))
+    else:
+        weights = np.full(p, 1.0 / p)
     if p > 1 and rng.random() < 0.1:
         weights[0] = 0.0
     reg = spread * 10 ** rng.uniform(-4, 1)
@@ -102,7 +106,8 @@ class Dual:
 
     def at(self, x):
         """Return (plans, q, rows asked less rows, diagonal, columns, factor of h) at log u = x."""
-        fi, power = 1 / (1 + self.rate), self.rate / (1 + self.rate)
+        fi = 1 / (1 + self.rate)
+        power = self.rate / (1 + self.rate)
         log_s = log_sum(self.L[None] + x[:, :, None], 1)
         if self.hard:
             log_q = self.w @ log_s
@@ -122,7 +127,9 @@ class Dual:
     def hessian(self, P, diagonal, columns, duals):
         p, n = self.A.shape
         fi = float(1 / (1 + self.rate))
-        P, columns, w = P.astype(float), columns.astype(float), self.w.astype(float)
+        P = P.astype(float)
+        columns = columns.astype(float)
+        w = self.w.astype(float)
         S = np.zeros((p, n, p, n))
         over = np.divide(fi, columns, out=np.zeros_like(columns), where=columns > 0)
         for s in range(p):
@@ -175,9 +182,12 @@ def climb(dual, x):
 
 def transport(problem, a, q, log_u):
     """Return bounds (low, high) of OT(a, q) with the entropy sum P (log P - 1), and log u, by long double passes."""
-    reg, rate = LONG(problem.reg), LONG(problem.reg) / LONG(problem.rho)
-    fi, L = 1 / (1 + rate), -problem.M.astype(LONG) / reg
-    log_a, log_q = np.log(a.astype(LONG)), np.log(q.astype(LONG))
+    reg = LONG(problem.reg)
+    rate = LONG(problem.reg) / LONG(problem.rho)
+    fi = 1 / (1 + rate)
+    L = -problem.M.astype(LONG) / reg
+    log_a = np.log(a.astype(LONG))
+    log_q = np.log(q.astype(LONG))
     for _ in range(PASSES):
         log_v = fi * (log_q - log_sum(L + log_u[:, None], 0))
         log_v = np.where(np.isfinite(log_v), log_v, -np.inf)
@@ -201,18 +211,24 @@ def debiased_value(problem, q):
     """Return bounds (low, high) of sum_s w_s OT(A_s, q) - OT(q, q) / 2."""
     mass = q.sum()
     own = transport(problem, q, q, np.zeros(len(q), LONG))
-    low, high = -own[1] / 2, -own[0] / 2
+    low = -own[1] / 2
+    high = -own[0] / 2
     for w, a in zip(problem.weights, problem.A, strict=True):
         if w > 0:
-            level = mass / a.sum() if np.isinf(problem.rho) else 1.0
+            if np.isinf(problem.rho):
+                level = mass / a.sum()
+            else:
+                level = 1.0
             some = transport(problem, level * a, q, np.zeros(len(q), LONG))
-            low, high = low + w * some[0], high + w * some[1]
+            low = low + w * some[0]
+            high = high + w * some[1]
     return low, high
 
 
 def debiased_trial(problem, rng):
     """Return (kind of failure or "", counts): better q, by more passes and at random, against gap and error_bound."""
-    A, call = problem.A.reshape(-1, *problem.shape), {"reg": problem.reg, "reg_m": problem.rho, "debiased": True}
+    A = problem.A.reshape(-1, *problem.shape)
+    call = {"reg": problem.reg, "reg_m": problem.rho, "debiased": True}
     call |= {"weights": problem.weights, "tol_change": problem.tol}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
@@ -226,7 +242,8 @@ def debiased_trial(problem, rng):
     figures = Counter(known=int(found.gap < np.inf), located=int(found.error_bound < np.inf))
     if not found.gap < np.inf:
         return "", figures
-    q, mass = found.q.ravel(), found.q.sum()
+    q = found.q.ravel()
+    mass = found.q.sum()
     others = [later.q.ravel()]
     for size in (1e-3, 0.1, 1.0):
         step = q * np.exp(size * rng.normal(size=len(q)))
@@ -276,7 +293,8 @@ def trial(problem):
             return "", Counter(refused=1), None
     loud = any(issubclass(w.category, mapuot.ConvergenceWarning) for w in heard)
     others = [w for w in heard if not issubclass(w.category, mapuot.ConvergenceWarning)]
-    figures, why = Counter(converged=found.converged), ""
+    figures = Counter(converged=found.converged)
+    why = ""
     if others:
         why = f"warned: {others[0].message}"
     elif found.converged == loud or found.converged > (found.error_bound <= problem.tol):
@@ -288,7 +306,8 @@ def trial(problem):
 
 def compared(problem, found, figures):
     """Compare the bound with the truth, where that is known well enough; return the failure."""
-    used, p = problem.weights > 0, len(problem.A)
+    used = problem.weights > 0
+    p = len(problem.A)
     log_u, log_v = (x.reshape(p, -1) for x in (found.log_u, found.log_v))
     truth = solve(problem, log_u)
     if truth is None or not truth[2] <= max(1e-2 * found.error_bound, 1e-13):
@@ -301,14 +320,19 @@ def compared(problem, found, figures):
     plans = float(problem.weights[used] @ np.abs(own - P).sum((1, 2)) / mass)
     error = max(plans, float(np.abs(found.q.ravel() - q).sum() / mass))
     figures["ratio"] = error / found.error_bound
-    return f"FALSE: {error:.3g} for {found.error_bound:.3g}" if error > found.error_bound else ""
+    if error > found.error_bound:
+        return f"FALSE: {error:.3g} for {found.error_bound:.3g}"
+    return ""
 
 
 def run(seed, count, first=0, largest=10, debiased=False):
     """Return (totals, failures) of random barycenters."""
-    totals, failures, worst = Counter(), [], 0.0
+    totals = Counter()
+    failures = []
+    worst = 0.0
     for index in tqdm(range(first, first + count), disable=None):
-        rng, found = np.random.default_rng([seed, index]), None
+        rng = np.random.default_rng([seed, index])
+        found = None
         if debiased:
             why, figures = debiased_trial(draw_symmetric(rng, largest), rng)
         else:

@@ -41,12 +41,16 @@ def batch_of(kind, convert=np.asarray):
     """Return a batch of each kind of cost; ``convert``: moves its arrays."""
     rng = np.random.default_rng(5)
     M = rng.random((P, ROWS, COLUMNS))
-    A, B = rng.random((P, ROWS)), rng.random((P, COLUMNS))
+    A = rng.random((P, ROWS))
+    B = rng.random((P, COLUMNS))
     A[1, 2] = B[3, :2] = 0.0
     call = options_of(kind, rng)
     if kind in ("clouds", "cosine", "ragged"):
         x, y, A, B = clouds_of(kind, rng)
-        how = {"metric": "cosine", "weights": [1.0, 2.0]} if kind == "cosine" else {}
+        if kind == "cosine":
+            how = {"metric": "cosine", "weights": [1.0, 2.0]}
+        else:
+            how = {}
         x, y = ([convert(z) for z in side] if kind == "ragged" else convert(side) for side in (x, y))
         return mapuot.solve_batch(PointCloud(x, y, **how), A, B, **call)
     if kind == "grid":
@@ -66,13 +70,16 @@ def values(batch, axis, width, seed=2):
     """Return values at the points of one side, in a form that the batch takes."""
     rng = np.random.default_rng(seed)
     parts = [rng.normal(size=(one.problem.shape[axis], *width)) for one in batch]
-    return parts if batch.problem.ragged or not width else np.stack(parts)
+    if batch.problem.ragged or not width:
+        return parts
+    return np.stack(parts)
 
 
 def assert_each(found, batch, want, **tolerance):
     """Each problem's part of an answer equals the single answer."""
     assert len(found) == len(batch)
     for i, one in enumerate(batch):
-        expected, part = host(want(i, one)), host(found[i])
+        expected = host(want(i, one))
+        part = host(found[i])
         assert np.shape(part) == np.shape(expected)
         assert_allclose(part, expected, **({"rtol": 1e-9, "atol": 1e-13} | tolerance))

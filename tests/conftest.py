@@ -51,13 +51,19 @@ def few(cases):
 
     def parts(name, value):
         """Return the values of a named tuple's fields."""
-        fields = zip(getattr(value, "_fields", ()), value, strict=False) if hasattr(value, "_fields") else ()
+        if hasattr(value, "_fields"):
+            fields = zip(getattr(value, "_fields", ()), value, strict=False)
+        else:
+            fields = ()
         return set().union(*(parts(*field) for field in fields)) or {(name, repr(value))}
 
     def values(case):
-        return set().union(*(parts(*x) for x in case.callspec.params.items())) if hasattr(case, "callspec") else set()
+        if hasattr(case, "callspec"):
+            return set().union(*(parts(*x) for x in case.callspec.params.items()))
+        return set()
 
-    found, unseen = [], set().union(*map(values, cases))
+    found = []
+    unseen = set().union(*map(values, cases))
     while unseen or not found:
         found.append(max(cases, key=lambda case: len(values(case) & unseen)))
         unseen -= values(found[-1])
@@ -86,8 +92,14 @@ def has_gpu() -> bool:
     return bool(cupy.cuda.is_available())
 
 
-CUDA = [pytest.param("cuda", marks=pytest.mark.gpu)] if has_gpu() else []
-collect_ignore_glob = [] if CUDA else ["cuda/test_*_cuda.py", "cuda/test_cuda.py", "cuda/test_cuda_ranks.py"]
+if has_gpu():
+    CUDA = [pytest.param("cuda", marks=pytest.mark.gpu)]
+else:
+    CUDA = []
+if CUDA:
+    collect_ignore_glob = []
+else:
+    collect_ignore_glob = ["cuda/test_*_cuda.py", "cuda/test_cuda.py", "cuda/test_cuda_ranks.py"]
 
 
 @pytest.fixture

@@ -52,7 +52,9 @@ def draw(rng, largest=10):
 def objective(given, A, B, P):
     """Return the objective by its definition."""
     P, a, b = (np.asarray(z, LONG) for z in (P, given["a"], given["b"]))
-    r, s, mass = P.sum(1), P.sum(0), P.sum()
+    r = P.sum(1)
+    s = P.sum(0)
+    mass = P.sum()
     alpha = given.get("alpha", 1.0)
 
     def kl(p, q):
@@ -69,8 +71,11 @@ def objective(given, A, B, P):
 
 def pots(given, A, B):
     """Return POT's plan from a b^T, by its function for balanced or for unbalanced sides."""
-    alpha, F = given.get("alpha", 1.0), given.get("features")
-    a, b, reg = given["a"], given["b"], given["reg"]
+    alpha = given.get("alpha", 1.0)
+    F = given.get("features")
+    a = given["a"]
+    b = given["b"]
+    reg = given["reg"]
     if math.inf in given["reg_m"]:
         more = {"epsilon": 2 * reg, "max_iter": 2000, "tol": 1e-9, "numItermax": 2000, "stopThr": 1e-11}
         if F is None:
@@ -116,8 +121,10 @@ def values_of_starts(rng, given, A, B, count, steps=40, scalings=20):
 
     A step is solved by some scalings in the log domain. The last plans are made feasible, so that the bound applies.
     """
-    alpha, F = given.get("alpha", 1.0), given.get("features", 0.0)
-    log_a, log_b = np.log(given["a"])[:, None], np.log(given["b"])
+    alpha = given.get("alpha", 1.0)
+    F = given.get("features", 0.0)
+    log_a = np.log(given["a"])[:, None]
+    log_b = np.log(given["b"])
     P = rng.dirichlet(np.full(A.shape[0] * B.shape[0], 0.3), count).reshape(count, len(A), len(B))
     g = np.zeros((count, 1, len(B)))
     for _ in range(steps):
@@ -127,7 +134,8 @@ def values_of_starts(rng, given, A, B, count, steps=40, scalings=20):
             g = -log_sum(exponents + f + log_a, -2)
         P = np.exp(exponents + f + g + log_a + log_b)
     P = feasible(given, P)
-    r, s = P.sum(-1), P.sum(-2)
+    r = P.sum(-1)
+    s = P.sum(-2)
     structure = (r @ A**2 * r).sum(-1) + (s @ B**2 * s).sum(-1) - 2 * (A @ P @ B * P).sum((-1, -2))
     entropy = 2 * (P * (np.log(np.maximum(P, 1e-300)) - log_a - log_b)).sum((-1, -2))
     return alpha * structure + (1 - alpha) * (P * F).sum((-1, -2)) + given["reg"] * entropy
@@ -177,7 +185,8 @@ def trial(rng, largest=10, starts=200, with_pot=True):
 
 def run(seed, count, first=0, largest=10, starts=200):
     """Return (totals, failures) of random problems."""
-    totals, failures = Counter(), []
+    totals = Counter()
+    failures = []
     for index in tqdm(range(first, first + count), disable=None):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

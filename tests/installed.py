@@ -28,7 +28,9 @@ def best_isa() -> str:
         return isa()
     if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
         return "avx512"
-    return "avx2" if {"avx2", "fma"} <= features else "scalar"
+    if {"avx2", "fma"} <= features:
+        return "avx2"
+    return "scalar"
 
 
 def main(readme: Path, folder: Path) -> None:
@@ -38,7 +40,8 @@ def main(readme: Path, folder: Path) -> None:
     code = re.search(r"^```python\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)
     assert code
     exec(compile(code[1], str(readme), "exec"), {})
-    table, answer = folder / "costs.csv", folder / "answer.npz"
+    table = folder / "costs.csv"
+    answer = folder / "answer.npz"
     M = np.abs(np.arange(30.0)[:, None] - np.arange(20.0))
     np.savetxt(table, M, delimiter=",")
     arguments = ["solve", str(table), "--reg", "0.5", "--reg-m", "5", "-o", str(answer)]

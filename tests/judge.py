@@ -63,8 +63,14 @@ def claim_of(result: Any) -> Claim:
     numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
     vectors = result.row_marginal, result.col_marginal
     plan = host(result.plan)
-    plan = plan.toarray() if sparse.issparse(plan) else np.asarray(plan)
-    last = float(result.trace[-1].dual) if result.status != "cancelled" else None
+    if sparse.issparse(plan):
+        plan = plan.toarray()
+    else:
+        plan = np.asarray(plan)
+    if result.status != "cancelled":
+        last = float(result.trace[-1].dual)
+    else:
+        last = None
     kept = plan > 0 if result.skipped is not None else None
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
@@ -79,7 +85,10 @@ def claim_over_ranks(result: Any, rank: int) -> Claim | None:
     log_u, own_u, row_marginal = (result.gather(x, 0) for x in (result.log_u, result.own_logs[0], result.row_marginal))
     if rank:
         return None
-    plan = plan.toarray() if sparse.issparse(plan) else host(plan)
+    if sparse.issparse(plan):
+        plan = plan.toarray()
+    else:
+        plan = host(plan)
     kept = plan > 0 if result.skipped is not None else None
     own = own_u, result.own_logs[1]
     return replace(claim_of(result), plan=plan, log_u=log_u, row_marginal=row_marginal, kept=kept, own_logs=own)
@@ -114,8 +123,11 @@ class Measure:
 def reference_measure(problem: Any) -> Any:
     c = problem.reference
     if isinstance(c, str):
-        a, b = np.asarray(problem.a, LONG), np.asarray(problem.b, LONG)
-        return np.outer(a, b) if c == "product" else np.ones(problem.shape, LONG)
+        a = np.asarray(problem.a, LONG)
+        b = np.asarray(problem.b, LONG)
+        if c == "product":
+            return np.outer(a, b)
+        return np.ones(problem.shape, LONG)
     return np.asarray(c, LONG)
 
 
@@ -136,7 +148,9 @@ def divergence(kind: str, r: Any, t: Any, rho: Any) -> Any:
         small = np.abs(x) < 1e-3
         series = near**2 * (0.5 + near * (1 / LONG(3) + near * (0.125 + near * (1 / LONG(30) + near / 144))))
         return soft * np.where(used & small, t * series, np.where(used, r * x, 0) - r + t)
-    return soft * np.abs(r - t) if kind == "tv" else 0.5 * soft * (r - t) ** 2
+    if kind == "tv":
+        return soft * np.abs(r - t)
+    return 0.5 * soft * (r - t) ** 2
 
 
 def dual_term(kind: str, f: Any, t: Any, rho: Any) -> Any:
@@ -161,21 +175,35 @@ def missed(kind: str, r: Any, t: Any, rho: Any) -> Any:
 def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None, translation: float = 0.0) -> Measure:
     """``kept``: the pairs that count; None: all. ``translation``: log u is less by this, log v more."""
     with np.errstate(all="ignore"):
-        P, reg = plan_of(problem, log_u, log_v), LONG(problem.reg)
+        P = plan_of(problem, log_u, log_v)
+        reg = LONG(problem.reg)
         P = P if kept is None else np.where(kept, P, 0)
-        mass, c = P.sum(), reference_measure(problem)
+        mass = P.sum()
+        c = reference_measure(problem)
         primal = dual = reg * (c.sum() - mass)
         M = np.where(P > 0, np.abs(np.asarray(problem.M, LONG)), 0)
-        scale, hard, steep, stiff, priced = reg * (c.sum() + mass) + (P * M).sum(), 0, 0, 0, 0
+        scale = reg * (c.sum() + mass) + (P * M).sum()
+        hard = 0
+        steep = 0
+        stiff = 0
+        priced = 0
         logs = [size_of(x) for x in (log_u, log_v)]
-        unit = 2.0**-24 if np.asarray(log_u).dtype == np.float32 else UNIT  # POT's functions give M's dtype
+        # POT's functions give M's dtype
+        if np.asarray(log_u).dtype == np.float32:
+            unit = 2.0**-24
+        else:
+            unit = UNIT
         exponent = 4 * unit * (8 + sum(logs) + float(M.max() / reg))
         for k, x in enumerate((log_u, log_v)):
             kind, weight, rho = problem.side(k)
-            t, rho, r, f = np.asarray(weight, LONG), np.asarray(rho, LONG), P.sum(1 - k), reg * np.asarray(x, LONG)
+            t = np.asarray(weight, LONG)
+            rho = np.asarray(rho, LONG)
+            r = P.sum(1 - k)
+            f = reg * np.asarray(x, LONG)
             finite = np.where(np.isfinite(f), f, 0)
             whole = f + reg * LONG(translation if k else -translation)
-            paid, price = divergence(kind, r, t, rho), dual_term(kind, whole, t, rho)
+            paid = divergence(kind, r, t, rho)
+            price = dual_term(kind, whole, t, rho)
             primal += (finite * r).sum() + paid.sum()
             dual += price.sum()
             scale += (np.abs(finite) * (r + t) + np.abs(paid) + np.abs(np.where(np.isinf(price), 0, price))).sum()
@@ -260,20 +288,28 @@ def error_failures(
     unbounded = not claim.bounds and problem.hard(0) and problem.hard(1)
     if unbounded or claim.error_bound is None or not np.isfinite(claim.error_bound):
         return []
-    bound, single, plan = float(claim.error_bound), claim.plan.dtype == np.float32, np.asarray(claim.plan, LONG)
+    bound = float(claim.error_bound)
+    single = claim.plan.dtype == np.float32
+    plan = np.asarray(claim.plan, LONG)
     rounding = 2.0**-24 if single else 8 * UNIT
     error = relative(plan, best.plan)
     coarse = claim.own_logs is None or np.asarray(claim.log_u).dtype == np.float32  # then the plan has more digits
     shown = plan if coarse else mine.plan  # the plan of the returned potentials in long double
     hidden = relative(shown, best.plan) - rounding * coarse
     judged = f"(mass {best.mass:.3g}, {claim.status})"
-    figures["error / bound"] = hidden / bound if bound > 0 else 0.0
+    if bound > 0:
+        figures["error / bound"] = hidden / bound
+    else:
+        figures["error / bound"] = 0.0
     allowed = bound * (1 + 1e-9) + best.error + 32 * UNIT
     if hidden > allowed:
         kind = "plan error" + ", by exponents" * bool(hidden <= allowed + 2 * mine.exponent)
         return [Failure(kind, hidden / allowed, f"plan error {hidden:.3e} > error_bound {bound:.3e} {judged}")]
     if error > allowed + rounding:
-        kind = "float32 plan" if single else "plan error, by exponents"
+        if single:
+            kind = "float32 plan"
+        else:
+            kind = "plan error, by exponents"
         return [Failure(kind, error / allowed, f"error of the returned plan {error:.3e} > {bound:.3e} {judged}")]
     return []
 
@@ -282,7 +318,10 @@ def value_failures(problem: Any, claim: Claim, best: Any, mine: Measure, storage
     found: list[Failure] = []
     if not np.isfinite(best.dual):
         return found
-    scale = best.scale if claim.converged else max(best.scale, mine.scale)
+    if claim.converged:
+        scale = best.scale
+    else:
+        scale = max(best.scale, mine.scale)
     rounding = ROUNDINGS * UNIT * scale + best.gap + best.violation * best.scale
     stored = 4 * storage  # beyond the rounding of K a value is wrong for the rounded problem, too
     for name, dual in (("dual", claim.dual), ("trace[-1].dual", claim.pass_dual)):
@@ -316,7 +355,10 @@ def value_failures(problem: Any, claim: Claim, best: Any, mine: Measure, storage
 def marginal_failures(problem: Any, claim: Claim, mine: Measure, storage: float) -> list[Failure]:
     """Mass and marginals equal the plan's: up to the storage's rounding, or up to the certificate."""
     found = []
-    bound = claim.error_bound if claim.error_bound is not None and np.isfinite(claim.error_bound) else None
+    if claim.error_bound is not None and np.isfinite(claim.error_bound):
+        bound = claim.error_bound
+    else:
+        bound = None
     mass = float(mine.plan.sum())
     if bound is None or not 0 < mass < np.inf:
         return found
@@ -340,5 +382,10 @@ def size_of(x: Any) -> Any:
 
 def relative(P: Any, Q: Any) -> float:
     """Return |P - Q|_1 / |P|_1; 0 for two empty plans."""
-    size, off = P.sum(), np.abs(P - Q).sum()
-    return float(off / size) if size > 0 else (0.0 if off == 0 else np.inf)
+    size = P.sum()
+    off = np.abs(P - Q).sum()
+    if size > 0:
+        return float(off / size)
+    if off == 0:
+        return 0.0
+    return np.inf

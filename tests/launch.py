@@ -22,7 +22,10 @@ def launcher():
     if path is None:
         pytest.skip("needs mpiexec: pip install mpich")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    open_mpi = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []
+    if "Open MPI" in version or "OpenRTE" in version:
+        open_mpi = ["--allow-run-as-root", "--oversubscribe"]
+    else:
+        open_mpi = []
     return (path, *open_mpi)
 
 

@@ -59,7 +59,9 @@ def drifting(reg_m, n=300, count=8):
 
 def whole(costs, masses, sizes=None):
     sizes = sizes or [len(x) for x in masses]
-    return array_of(costs, sizes) if isinstance(costs, dict) else costs
+    if isinstance(costs, dict):
+        return array_of(costs, sizes)
+    return costs
 
 
 def axes_but(P, k):
@@ -162,14 +164,17 @@ def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):
     best, value = newton(C, masses, reg, rho, result.log_u)
     logs = sum(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in result.log_u)
     rounding = 1e-15 * (20 + 4 * logs + 4 * np.abs(C[np.isfinite(C)]).max() / reg) * C.ndim
-    mass, near = P.sum(), rounding + 1.01 * storage
+    mass = P.sum()
+    near = rounding + 1.01 * storage
     np.testing.assert_allclose(result.mass, mass, rtol=near)
     for k in range(C.ndim):
         np.testing.assert_allclose(result.marginal(k), P.sum(axes_but(P, k)), rtol=near, atol=1e-30 * mass)
-    i, j = 0, C.ndim - 1
+    i = 0
+    j = C.ndim - 1
     pair = P.sum(tuple(k for k in range(C.ndim) if k not in (i, j)))
     found = result.pair(i, j)
-    found = found.toarray() if scipy.sparse.issparse(found) else found
+    if scipy.sparse.issparse(found):
+        found = found.toarray()
     np.testing.assert_allclose(found, pair, rtol=4 * near, atol=1e-20 * mass)
     terms = reg * (mass + math.prod(1.0 * n if m is None else m.sum() for n, m in zip(C.shape, masses, strict=True)))
     terms += sum(abs(reg * x[np.isfinite(x)]).max() for x in result.log_u if np.isfinite(x).any()) * mass
@@ -194,11 +199,17 @@ def random_problem(rng):
     shape = str(rng.choice(SHAPES))
     count = 3 if shape == "triangle" else count
     sizes = rng.integers(1, {2: 9, 3: 7, 4: 5, 5: 4}[count], count)
-    pairs = None if shape == "array" else edges_of(shape, count, rng)
+    if shape == "array":
+        pairs = None
+    else:
+        pairs = edges_of(shape, count, rng)
     draw = (
         (lambda *n: rng.random(n) * rng.choice([1.0, 10.0])) if rng.random() < 0.5 else (lambda *n: rng.normal(size=n))
     )
-    costs = draw(*sizes) if pairs is None else {(i, j): draw(sizes[i], sizes[j]) for i, j in pairs}
+    if pairs is None:
+        costs = draw(*sizes)
+    else:
+        costs = {(i, j): draw(sizes[i], sizes[j]) for i, j in pairs}
     masses = [rng.random(n) * 10 ** rng.uniform(-2, 2) for n in sizes]
     rho = [10 ** rng.uniform(-1.5, 3) for _ in sizes]
     if rng.random() < 0.3:
@@ -231,12 +242,14 @@ def one_random(seed, narrow=False, kind="any", backend="cpu"):
     ``kind``: "hard" has two hard marginals or more; "stored pairs" is a tree of them, some edges of it dense, with the
     plan of inf everywhere else. None where no plan exists, as both say in the same words, or Newton has no digit left.
     """
-    stored, hard = kind == "stored pairs", kind == "hard"
+    stored = kind == "stored pairs"
+    hard = kind == "hard"
     rng = np.random.default_rng([seed, 7] if stored else seed)
     costs, masses, reg, rho, sizes, tol = random_problem(rng)
     while stored and (not isinstance(costs, dict) or len(costs) == len(sizes) or all(x is None for x in masses)):
         costs, masses, reg, rho, sizes, tol = random_problem(rng)
-    masses, rho = hardened(masses, rho, rng) if hard else (masses, rho)
+    if hard:
+        masses, rho = hardened(masses, rho, rng)
     if all(x is None for x in masses):
         return True, 0.0
     if stored:
@@ -254,7 +267,10 @@ def one_random(seed, narrow=False, kind="any", backend="cpu"):
         with pytest.raises(mapuot.InfeasibleError, match=re.escape(str(error))):
             mapuot.multimarginal(given, masses, **options)
         return None
-    result = mapuot.multimarginal(given, masses, **options) if stored else dense
+    if stored:
+        result = mapuot.multimarginal(given, masses, **options)
+    else:
+        result = dense
     storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
     try:
         ratio = check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound

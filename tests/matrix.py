@@ -56,7 +56,12 @@ def problem(pair, traits=PLAIN, seed=0):
     """Two clouds with different masses, unless no plan could bridge the difference."""
     m, n = SHAPES[traits.shape]
     hard = all(p in ("balanced", "range") for p in pair)
-    ratio = 1.4 if not hard else 1.05 if "range" in pair else 1.0
+    if not hard:
+        ratio = 1.4
+    elif "range" in pair:
+        ratio = 1.05
+    else:
+        ratio = 1.0
     reg_m = [REG_M[p] for p in pair]
     if traits.rho == "one a point":
         reg_m = [rho * np.linspace(0.6, 1.4, k) for rho, k in zip(reg_m, (m, n), strict=True)]
@@ -100,9 +105,11 @@ def pairs(case, dtype):
 
 def points(case, dtype, metric="sqeuclidean", form=None):
     """Return points of 1 to 40 coordinates, each with a weight."""
-    rng, (m, n) = np.random.default_rng(3), case.shape
+    rng = np.random.default_rng(3)
+    (m, n) = case.shape
     d = {12: 3, 9: 17, 1: 40}[m] if n > 1 else 1
-    x, y = (rng.random((m, d)) + 0.1).astype(dtype), (rng.random((n, d)) * 0.9 + 0.2).astype(dtype)
+    x = (rng.random((m, d)) + 0.1).astype(dtype)
+    y = (rng.random((n, d)) * 0.9 + 0.2).astype(dtype)
     weights = np.linspace(0.3, 1.0, d) * 3 / d
     M = 0.7 * distances(x.astype(float), y.astype(float), metric, weights)
     return mapuot.PointCloud(x, y, metric, 0.7, weights, form=form), case.replace(M=M)
@@ -132,14 +139,17 @@ def boxes(case, dtype):
     """Points of two groups far apart; the solver skips the pairs between them."""
     rng = np.random.default_rng(4)
     x, y = (rng.random((32, 2)) * 0.2 + 2.0 * (np.arange(32)[:, None] >= 16) for _ in range(2))
-    x, y = x.astype(dtype), y.astype(dtype)
+    x = x.astype(dtype)
+    y = y.astype(dtype)
     return mapuot.PointCloud(x, y, truncate=8.0), case.replace(M=distances(x.astype(float), y.astype(float)))
 
 
 def grid(case, dtype):
     """Return costs from a grid with one node a row to a grid with one node a column."""
     nodes = {12: (3, 2, 2), 17: (1, 17, 1), 9: (3, 1, 3), 33: (3, 1, 11), 1: (1, 1, 1)}
-    shapes, spacing, offset = [nodes[len(t)] for t in (case.a, case.b)], np.array([0.2, 0.1, 0.3]), (0.05, -0.1, 0.2)
+    shapes = [nodes[len(t)] for t in (case.a, case.b)]
+    spacing = np.array([0.2, 0.1, 0.3])
+    offset = (0.05, -0.1, 0.2)
     x, y = (np.argwhere(np.ones(shape)) * spacing for shape in shapes)
     cost = mapuot.Grid(shapes[0], tuple(spacing), 0.7, target=shapes[1], offset=offset)
     return cost, case.replace(M=0.7 * distances(x, y + offset))
@@ -162,7 +172,8 @@ def posed(kind, pair, traits=PLAIN):
     M, case = KINDS[kind](problem(pair, traits), traits.dtype)
     options = {}
     if traits.reference == "uniform":
-        case, options = case.replace(reference="uniform"), {"reference": "uniform"}
+        case = case.replace(reference="uniform")
+        options = {"reference": "uniform"}
     elif traits.reference != "product":  # a matrix, 0 for some pairs
         c = np.where(np.isinf(with_forbidden(case.replace(M=np.ones(case.shape)), 0.2, 1).M), 0.0, 0.5)
         c += (c > 0) * np.linspace(0, 1, case.shape[1])
@@ -194,9 +205,13 @@ def path(M, case, **options):
 
 def batch(M, case, warm_start=None, **options):
     """Solve a batch and return its last problem of three; the others have the rows' masses in another order."""
-    A, B = np.stack([case.a[::-1], (case.a + case.a[::-1]) / 2, case.a]), np.stack([case.b] * 3)
+    A = np.stack([case.a[::-1], (case.a + case.a[::-1]) / 2, case.a])
+    B = np.stack([case.b] * 3)
     if warm_start is not None:
-        pair = warm_start if isinstance(warm_start, tuple) else (warm_start.log_u, warm_start.log_v)
+        if isinstance(warm_start, tuple):
+            pair = warm_start
+        else:
+            pair = (warm_start.log_u, warm_start.log_v)
         warm_start = tuple(np.stack([x] * 3) for x in pair)
     named = {"reg": case.reg, "reg_m": case.reg_m, "penalty": case.penalty, "warm_start": warm_start}
     return mapuot.solve_batch(M, A, B, **named, **options)[2]
@@ -294,7 +309,9 @@ def draw_traits(rng, kind, door, pair):
 @functools.cache
 def cells():
     """Return a cell of each kind, door and pair with the random traits that join most values; then the rest."""
-    rng, met, found = random.Random(5), set(), []
+    rng = random.Random(5)
+    met = set()
+    found = []
     for least, kind, door, pair in itertools.product((0, 1, 1), KINDS, DOORS, PAIRS):
         if stated(kind, door, pair):
             drawn = [Cell(kind, door, pair, draw_traits(rng, kind, door, pair)) for _ in range(16)]
@@ -336,7 +353,11 @@ class Hosted:
 def hosted(x):
     if callable(x):
         return lambda *given, **named: hosted(x(*given, **named))
-    return tuple(map(hosted, x)) if type(x) is tuple else x.get() if hasattr(x, "get") else x
+    if type(x) is tuple:
+        return tuple(map(hosted, x))
+    if hasattr(x, "get"):
+        return x.get()
+    return x
 
 
 def check(cell, precision, backend, place=None):
@@ -350,7 +371,10 @@ def check(cell, precision, backend, place=None):
     elif traits.start == "far":
         rng = np.random.default_rng(7)
         options["warm_start"] = tuple(30 * rng.standard_normal(k) for k in case.shape)
-    found = Hosted(DOORS[door](place(M), case, **options)) if place else DOORS[door](M, case, **options)
+    if place:
+        found = Hosted(DOORS[door](place(M), case, **options))
+    else:
+        found = DOORS[door](M, case, **options)
     claim = claim_of(found, door)
     failures, _ = judge.judge(case, claim, {"precision": precision, "tol": tol}, best_of(kind, pair, traits))
     assert not failures, failures
@@ -362,9 +386,12 @@ def check(cell, precision, backend, place=None):
 
 def check_plan(result, P, case):
     """A Result's functions of its plan, most of them computed without the plan, equal the plan's."""
-    (m, n), rng, mass = P.shape, np.random.default_rng(1), P.sum(dtype=float)
+    (m, n) = P.shape
+    rng = np.random.default_rng(1)
+    mass = P.sum(dtype=float)
     near = {"rtol": 3e-6 if P.dtype == np.float32 else 1e-9, "atol": 1e-12 * mass}
-    X, y = rng.random((n, 17)), rng.random(m)
+    X = rng.random((n, 17))
+    y = rng.random(m)
     finite = np.where(np.isfinite(case.M), case.M, 0)
     with np.errstate(invalid="ignore"):
         expected = [P @ X, P @ X, P @ X[:, 0], P.T @ y, (P @ X) / P.sum(1)[:, None], (P * finite).sum()]
@@ -376,7 +403,8 @@ def check_plan(result, P, case):
     assert result.gap == result.trace[-1].gap
     assert isinstance(result.cost, float)
     assert repr(result).startswith(f"<mapuot.Result {m}x{n} converged after ")
-    i0, i1 = m // 3, m // 2 + 1
+    i0 = m // 3
+    i1 = m // 2 + 1
     np.testing.assert_allclose(array_of(result.rows(i0, i1)), P[i0:i1], **near)
     check_entries(result, P, near)
     labels = [["a", "b", "c"], [3, 1, 2], [True, False, True]][m % 3]
@@ -394,7 +422,9 @@ def check_plan(result, P, case):
 
 
 def array_of(P):
-    return P.toarray() if sparse.issparse(P) else np.asarray(P)
+    if sparse.issparse(P):
+        return P.toarray()
+    return np.asarray(P)
 
 
 def check_entries(result, P, near):

@@ -23,7 +23,8 @@ def library(major):
 
 def identity(major):
     """Return a compiler's identity: its version and, of a wheel, the size of its file."""
-    numbers, path = (ctypes.c_int(), ctypes.c_int()), Path(library(major)._name)
+    numbers = (ctypes.c_int(), ctypes.c_int())
+    path = Path(library(major)._name)
     library(major).nvrtcVersion(*map(ctypes.byref, numbers))
     return *(number.value for number in numbers), path.name, path.stat().st_size if path.exists() else 0
 

@@ -46,7 +46,10 @@ class Answer:
     @property
     def good(self) -> bool:
         """Return whether the gap that it certifies is small enough for a reference."""
-        own = self.gap / self.scale + self.violation if self.scale > 0 else np.inf
+        if self.scale > 0:
+            own = self.gap / self.scale + self.violation
+        else:
+            own = np.inf
         return bool(
             np.isfinite([own, self.error, self.dual]).all()
             and own <= OWN_GAP
@@ -58,12 +61,16 @@ class Answer:
 def spread(M: Any) -> float:
     """Return range(M) of the finite entries, 1 where they are all one number."""
     finite = np.asarray(M, float)[np.isfinite(M)]
-    return float(np.ptp(finite)) or 1.0 if finite.size else 1.0
+    if finite.size:
+        return float(np.ptp(finite)) or 1.0
+    return 1.0
 
 
 def compiler() -> str | None:
     """Return a C compiler, where long double is longer than double."""
-    return next(filter(shutil.which, ("gcc", "cc")), None) if np.finfo(LONG).eps < 2e-19 else None
+    if np.finfo(LONG).eps < 2e-19:
+        return next(filter(shutil.which, ("gcc", "cc")), None)
+    return None
 
 
 @functools.cache
@@ -91,12 +98,26 @@ def call(problem: Any, start: Any, quad: bool) -> Answer | None:
     function = library(quad)
     m, n = np.shape(problem.M)
     kinds, weights, rhos = zip(*(problem.side(k) for k in (0, 1)), strict=True)
-    M, c = np.ascontiguousarray(problem.M, float), problem.reference
-    number = {"product": 0, "uniform": 1}[c] if isinstance(c, str) else 2
-    c = np.zeros(1) if isinstance(c, str) else np.ascontiguousarray(c, float)
-    weights, rhos = [np.ascontiguousarray(t, float) for t in weights], [np.ascontiguousarray(r) for r in rhos]
-    log_u, log_v, plan, out = np.full(m, -np.inf, LONG), np.full(n, -np.inf, LONG), np.zeros((m, n), LONG), np.zeros(8)
-    start = None if start is None else np.ascontiguousarray(start, float)
+    M = np.ascontiguousarray(problem.M, float)
+    c = problem.reference
+    if isinstance(c, str):
+        number = {"product": 0, "uniform": 1}[c]
+    else:
+        number = 2
+    if isinstance(c, str):
+        c = np.zeros(1)
+    else:
+        c = np.ascontiguousarray(c, float)
+    weights = [np.ascontiguousarray(t, float) for t in weights]
+    rhos = [np.ascontiguousarray(r) for r in rhos]
+    log_u = np.full(m, -np.inf, LONG)
+    log_v = np.full(n, -np.inf, LONG)
+    plan = np.zeros((m, n), LONG)
+    out = np.zeros(8)
+    if start is None:
+        start = None
+    else:
+        start = np.ascontiguousarray(start, float)
     at = lambda x: None if x is None else ctypes.c_void_p(x.ctypes.data)  # noqa: E731
     real = ctypes.c_double
     status = function(
@@ -115,8 +136,13 @@ def call(problem: Any, start: Any, quad: bool) -> Answer | None:
 
 def answer(problem: Any, start: Any = None, quad: bool = False) -> Answer | None:
     """Return the optimum; None where there is none or no answer is good enough. ``start``: a log v to begin with."""
-    found = None if quad else call(problem, start, quad=False)
+    if quad:
+        found = None
+    else:
+        found = call(problem, start, quad=False)
     if quad or (found is not None and not found.good and library(True) is not None):
         near = found is not None and found.error < 1e-3 and bool((np.abs(found.log_v) < 1e300).any())
         found = call(problem, np.asarray(found.log_v, float) if near and found is not None else start, quad=True)
-    return found if found is not None and found.good else None
+    if found is not None and found.good:
+        return found
+    return None

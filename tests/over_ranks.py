@@ -62,7 +62,10 @@ class Job:
         rho = case.reg_m
         if isinstance(rho, tuple) and np.ndim(rho[0]) == 1:
             rho = (rho[0][i0:i1], rho[1])
-        c = case.reference if isinstance(case.reference, str) else case.reference[i0:i1]
+        if isinstance(case.reference, str):
+            c = case.reference
+        else:
+            c = case.reference[i0:i1]
         return case.replace(M=(form or self.form)(case.M[i0:i1]), a=case.a[i0:i1], reg_m=rho, reference=c)
 
     def solve(self, case, split="even", form=None, **options):
@@ -90,7 +93,8 @@ class Job:
         or up to 512 columns.
         """
         with self.rows_stay():
-            result, one = self.solve(case, split, form, **options), self.alone(case, **options)
+            result = self.solve(case, split, form, **options)
+            one = self.alone(case, **options)
         self.compare(result, one, *self.bounds(len(case.a), split), within, passes)
         return result
 
@@ -113,7 +117,8 @@ class Job:
         close(result.trace[0].residual, one.trace[0].residual)
         for name in ("mass", "dual"):
             close(getattr(result.trace[-1], name), getattr(result, name), err_msg="last pass: " + name)
-        X, Y = np.random.default_rng(0).random((len(one.log_v), 2)), np.arange(len(one.log_u), dtype=float)
+        X = np.random.default_rng(0).random((len(one.log_v), 2))
+        Y = np.arange(len(one.log_u), dtype=float)
         close(numbers(result.apply(X)), numbers(one.apply(X))[i0:i1])
         close(numbers(result.apply_transpose(Y[i0:i1])), numbers(one.apply_transpose(Y)), atol=within * len(Y))
         close(numbers(result.barycentric_map(X)), numbers(one.barycentric_map(X))[i0:i1])
@@ -132,11 +137,13 @@ class Job:
         """Compare a distributed Result's own rows with one process's Result, by the certificates of both."""
         assert got.converged
         self.same(got.log_v, [s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost])
-        plan, dense = numbers(got.plan), numbers(want.plan)
+        plan = numbers(got.plan)
+        dense = numbers(want.plan)
         off = self.ranks.sum(float(np.abs(plan - dense[i0:i1]).sum()))
         assert off <= (hard * got.error_bound + want.error_bound) * want.mass
         assert got.dual <= want.objective + 1e-9 * abs(want.objective)
-        X, Y = np.linspace(0.0, 1.0, dense.shape[1]), np.linspace(0.0, 1.0, len(dense))[i0:i1]
+        X = np.linspace(0.0, 1.0, dense.shape[1])
+        Y = np.linspace(0.0, 1.0, len(dense))[i0:i1]
         close = np.testing.assert_allclose
         close(numbers(got.apply(X)), plan @ X, rtol=1e-6)
         close(numbers(got.apply_transpose(Y)), self.ranks.sum(plan.T @ Y), rtol=1e-6, atol=1e-12)
@@ -161,7 +168,8 @@ class Job:
         for name, case in sorted(found.items()):
             if not name.startswith("case_") or (only and name[5:] not in only):
                 continue
-            text, begin = "", time.perf_counter()
+            text = ""
+            begin = time.perf_counter()
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
@@ -188,7 +196,8 @@ BY_ROWS = "dense", "function", "pairs", "points", "cosine", "cityblock", "euclid
 def case_matrix(job):
     """Cells of costs by rows, started from zeros: the judge believes the ranks' joint claims."""
     exact = {"precision": "float64", "tol": matrix.TOLS["float64"]}
-    skipped, cells = [], [x for x in matrix.cells() if x.door == "solve" and x.kind in BY_ROWS]
+    skipped = []
+    cells = [x for x in matrix.cells() if x.door == "solve" and x.kind in BY_ROWS]
     for k, (kind, _, pair, traits) in enumerate(cells):
         if traits.start != "cold" and kind not in ("dense", "pairs"):
             continue
@@ -201,7 +210,10 @@ def case_matrix(job):
             own = own.replace(reg_m=(case.reg_m[0][i0:i1], case.reg_m[1]))
         if traits.reference.startswith("given"):
             options = options | {"reference": options["reference"][i0:i1]}
-        M = M if kind == "function" else job.form(M[i0:i1]) if kind == "dense" else M[i0:i1]
+        if kind == "dense":
+            M = job.form(M[i0:i1])
+        elif kind != "function":
+            M = M[i0:i1]
         result = matrix.solve(M, own, comm=job.comm, backend=job.backend, **exact, **options)
         claim = judge.claim_over_ranks(result, job.ranks.rank)
         if claim is not None:
@@ -222,7 +234,8 @@ def case_shapes(job):
 
 def case_rows_that_one_rank_alone_has(job):
     """A row and a column may be out of reach, a row have far partners only, and rank 0 no mass or hard rows."""
-    case, first = clouds(33, 21), own_rows(33, 0, job.ranks.size)[1]
+    case = clouds(33, 21)
+    first = own_rows(33, 0, job.ranks.size)[1]
     job.check(case.replace(reg_m=(np.where(np.arange(33) < first, np.inf, 2.0), 1.0)))
     case.M[:, 4] = case.M[7] = np.inf
     case.M[9, :15] = np.inf
@@ -235,7 +248,8 @@ def case_methods_and_precisions(job):
     case = clouds(70, 50)
     for method in ("sinkhorn", "translation_invariant", "map-uot"):
         job.check(case.replace(reg=0.2), method=method, precision="float64", tol=1e-9)
-    exact, (i0, i1) = case.solve(backend="cpu", **FLOAT64), job.bounds(70)
+    exact = case.solve(backend="cpu", **FLOAT64)
+    (i0, i1) = job.bounds(70)
     for tol in (1e-6, 1e-9):  # the finer one by exact passes, straight from M
         for M in (case.M, case.M.astype(np.float32)):
             result = job.check(case.replace(M=M), within=1e-4, passes=6, precision="mixed", tol=tol)

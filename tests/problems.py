@@ -45,7 +45,9 @@ class Case:
     @property
     def c(self) -> Any:
         if isinstance(self.reference, str):
-            return np.outer(self.a, self.b) if self.reference == "product" else np.ones(self.M.shape)
+            if self.reference == "product":
+                return np.outer(self.a, self.b)
+            return np.ones(self.M.shape)
         return np.asarray(self.reference, float)
 
     @property
@@ -55,8 +57,14 @@ class Case:
 
     def side(self, k: int) -> tuple[str, Any, Any]:
         """Return (penalty, weight, reg_m per point) of the rows (0) or the columns (1); "balanced" is "kl" with inf."""
-        kind = self.penalty if isinstance(self.penalty, str) else self.penalty[k]
-        rho = self.reg_m[k] if isinstance(self.reg_m, tuple) else self.reg_m
+        if isinstance(self.penalty, str):
+            kind = self.penalty
+        else:
+            kind = self.penalty[k]
+        if isinstance(self.reg_m, tuple):
+            rho = self.reg_m[k]
+        else:
+            rho = self.reg_m
         weight = np.asarray((self.a, self.b)[k], float)
         rho = np.broadcast_to(np.inf if kind == "balanced" else rho, weight.shape)
         return "kl" if kind == "balanced" else kind, weight, np.ascontiguousarray(rho, float)
@@ -80,16 +88,19 @@ class Case:
 def clouds(m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1.0, seed: int = 0, **more: Any) -> Case:
     """Return two clouds of points in the plane, the second shifted; max M = 1; masses 1 and ratio, not uniform."""
     rng = np.random.default_rng([seed, m, n])
-    x, y = rng.random((m, 2)), rng.random((n, 2)) * [1.0, 0.7] + [0.3, 0.1]
+    x = rng.random((m, 2))
+    y = rng.random((n, 2)) * [1.0, 0.7] + [0.3, 0.1]
     M = ((x[:, None] - y[None]) ** 2).sum(2)
-    a, b = rng.uniform(0.2, 1.0, m), rng.uniform(0.2, 1.0, n)
+    a = rng.uniform(0.2, 1.0, m)
+    b = rng.uniform(0.2, 1.0, n)
     return Case(M / M.max(), a / a.sum(), ratio * b / b.sum(), reg, reg_m, **more)
 
 
 def arrays(m: int = 13, n: int = 17, seed: int = 0, dtype: type = float) -> list[Any]:
     """Return a, b, M and a reference, all at random: masses not 1."""
     rng = np.random.default_rng(seed)
-    M, c = rng.random((m, n)), rng.random((m, n)) + 0.1
+    M = rng.random((m, n))
+    c = rng.random((m, n)) + 0.1
     return [x.astype(dtype) for x in (rng.random(m) + 0.1, rng.random(n) + 0.2, M, c)]
 
 
@@ -99,7 +110,8 @@ def histograms(
     """Return (M, A, B): p pairs of histograms on two clouds; every third weight of the first problem 0."""
     case = clouds(m, n, seed=seed)
     rng = np.random.default_rng(seed)
-    A, B = rng.uniform(0.2, 1, (p, m)), rng.uniform(0.2, 1, (p, n))
+    A = rng.uniform(0.2, 1, (p, m))
+    B = rng.uniform(0.2, 1, (p, n))
     if zeros:
         A[0, 1::3] = B[0, 2::3] = 0.0
     return case.M, A, ratio * B * (A.sum(1) / B.sum(1))[:, None]
@@ -107,7 +119,8 @@ def histograms(
 
 def with_zeros(case: Case, every: int = 3) -> Case:
     """Return the problem with every third mass of both sides 0."""
-    a, b = case.a.copy(), case.b.copy()
+    a = case.a.copy()
+    b = case.b.copy()
     a[1::every] = 0.0
     b[2::every] = 0.0
     return case.replace(a=a, b=b)
@@ -135,8 +148,10 @@ def verify(result: mapuot.Result, case: Case, precision: str = "float64") -> flo
     failures, _ = judge.judge(case, claim, {"precision": precision}, best)
     assert not failures, failures
     found = measure(case, result.log_u, result.log_v)
-    P, M = found.plan.astype(float), np.asarray(case.M, float)
-    dearest, near = np.abs(M[np.isfinite(M)]).max(initial=0.0), np.testing.assert_allclose
+    P = found.plan.astype(float)
+    M = np.asarray(case.M, float)
+    dearest = np.abs(M[np.isfinite(M)]).max(initial=0.0)
+    near = np.testing.assert_allclose
     rounding = 2 * found.exponent + 8 * EPS * dearest / case.reg  # of an entry of P
     near(claim.plan, P, rtol=rounding if claim.plan.dtype == np.float64 else 2e-7, atol=1e-30 * P.sum())
     near(result.cost, P[P > 0] @ M[P > 0], rtol=rounding, atol=rounding * P.sum() * dearest)

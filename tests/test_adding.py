@@ -36,14 +36,19 @@ def additions(title):
 def put(text, name, how, anchor, code):
     """Return the text with the code in place: at the end if ``how`` is None, else by the first anchor behind name."""
     if how is None:
-        return f"{text.rstrip()}\n\n\n{code}\n" if text else f"{code}\n"
+        if text:
+            return f"{text.rstrip()}\n\n\n{code}\n"
+        return f"{code}\n"
     at = 0
     if name:
         at = re.search(rf"^(?: *def |\w[^\n]*\b){name}\)?\(", text, re.M).start()  # where it is defined
     start = text.index(anchor, at)
     if how == "instead of":
         return text[:start] + code.strip() + text[start + len(anchor) :]
-    line = text.rindex("\n", 0, start) + 1 if how == "before" else text.index("\n", start) + 1
+    if how == "before":
+        line = text.rindex("\n", 0, start) + 1
+    else:
+        line = text.index("\n", start) + 1
     return f"{text[:line]}{code}\n{text[line:]}"
 
 

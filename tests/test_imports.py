@@ -48,10 +48,15 @@ def named(node, package):
         base = absolute(node.module, node.level, package)
         full = {f"{base}.{alias.name}" for alias in node.names}
         return {name if name in sources() else base for name in full}
-    called = node.func if isinstance(node, ast.Call) else None
+    if isinstance(node, ast.Call):
+        called = node.func
+    else:
+        called = None
     if "import_module" in (getattr(called, "id", ""), getattr(called, "attr", "")):
         name = getattr(node.args[0], "value", "")
-        return {absolute(name.lstrip("."), int(name.startswith(".")), package)} if isinstance(name, str) else set()
+        if isinstance(name, str):
+            return {absolute(name.lstrip("."), int(name.startswith(".")), package)}
+        return set()
     return set()
 
 
@@ -63,7 +68,10 @@ def graph():
     """Return {module: the modules of mapuot that it imports}; a module is no importer of the packages it lies in."""
     found = {}
     for module, (tree, is_package) in sources().items():
-        package = module if is_package else module.rpartition(".")[0]
+        if is_package:
+            package = module
+        else:
+            package = module.rpartition(".")[0]
         names = set().union(*(named(node, package) for node in ast.walk(tree)))
         opened = {name for importer, name in ON_CALL if importer == module}
         found[module] = {name for name in names if name in sources()} - {module} - opened
@@ -71,7 +79,8 @@ def graph():
 
 
 def reach(start):
-    seen, left = set(), [start]
+    seen = set()
+    left = [start]
     while left:
         for name in graph()[left.pop()] - seen:
             seen.add(name)
@@ -171,7 +180,8 @@ def wrong(path, text):
     for first, comment in comments(path, text):
         last = path.parent
         for found in FILE.finditer(comment):
-            file, where = found.group(), f"{path.relative_to(REPO)}:{first + comment.count(chr(10), 0, found.start())}"
+            file = found.group()
+            where = f"{path.relative_to(REPO)}:{first + comment.count(chr(10), 0, found.start())}"
             if not file or file in EXAMPLES:
                 continue
             target = target_of(path, file, last)
@@ -179,8 +189,12 @@ def wrong(path, text):
                 yield f"{where}: {file} is not there"
                 continue
             last = target.parent
-            behind, before = NAMES.match(comment, found.end()), NAME_BEFORE.search(comment[: found.start()])
-            names = re.split(r",\s*", behind.group(1)) if behind else []
+            behind = NAMES.match(comment, found.end())
+            before = NAME_BEFORE.search(comment[: found.start()])
+            if behind:
+                names = re.split(r",\s*", behind.group(1))
+            else:
+                names = []
             names += [before.group(1)] if before else []
             yield from (f"{where}: {file} does not define {name}" for name in names if not is_defined(name, target))
 

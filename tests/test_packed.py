@@ -21,7 +21,7 @@ LIMITS = {
     "mapuot/ranks": (0.5, 11),
     "mapuot/route": (1, 15),
     "mapuot/spaces": (0.5, 16),
-    "tests": (12.5, 30),
+    "tests": (1, 17.5),
     "bench": (0.5, 25),
 }
 

@@ -33,14 +33,19 @@ def histograms(n=20, k=3, seed=0):
 
 def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
     """Return q, log u and log v after so many iterations, by sums of logarithms; log K is -inf for forbidden pairs."""
-    weights = np.full(A.shape[1], 1 / A.shape[1]) if weights is None else weights
-    fi, v = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg), np.full(A.shape, log_v)
+    if weights is None:
+        weights = np.full(A.shape[1], 1 / A.shape[1])
+    fi = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg)
+    v = np.full(A.shape, log_v)
     with np.errstate(divide="ignore", invalid="ignore"):
         for _ in range(count):
             u = fi * (np.log(A) - logsumexp(log_k[:, :, None] + v[None], axis=1))
             u[(A == 0) | np.isposinf(u)] = -np.inf
             log_s = logsumexp(log_k[:, :, None] + u[:, None], axis=0)
-            log_q = log_s @ weights if fi == 1 else logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
+            if fi == 1:
+                log_q = log_s @ weights
+            else:
+                log_q = logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
             v = np.where(np.isneginf(log_s), -np.inf, fi * (log_q[:, None] - log_s))
     return np.exp(log_q), u, v
 
@@ -49,11 +54,15 @@ def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
 def test_the_certificate_holds(seed):
     """Bounds on plans and q hold with zeros in A, masses 100 times apart, one histogram, and any tol."""
     rng = np.random.default_rng(seed)
-    n, p = int(rng.integers(2, 12)), int(rng.integers(1, 5))
-    x, A = rng.random((n, 2)), rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8)
+    n = int(rng.integers(2, 12))
+    p = int(rng.integers(1, 5))
+    x = rng.random((n, 2))
+    A = rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8)
     A[:, 0] += 0.01
     A *= 10 ** rng.uniform(-1, 1, (p, 1))
-    M, w, reg = ((x[:, None] - x) ** 2).sum(2), rng.dirichlet(np.ones(p)), 10 ** rng.uniform(-2, 0)
+    M = ((x[:, None] - x) ** 2).sum(2)
+    w = rng.dirichlet(np.ones(p))
+    reg = 10 ** rng.uniform(-2, 0)
     reg_m = reg * 10 ** rng.uniform(-1, 1.2)
     near = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, weights=w, tol=1e-10)
     q, u, v = by_formulas(A.T, -M / reg, reg, reg_m, 600, w, near.log_v.T)
@@ -80,7 +89,8 @@ def test_no_random_barycenter_is_further_off_than_its_bound():
 def test_a_balanced_mean_keeps_the_mass_and_the_mean(reg, form):
     """A pass may move only the potentials of two far bumps with unequal masses and leave q alone; the solve goes on."""
     t = np.linspace(0, 1, 101)
-    M, bumps = (t[:, None] - t) ** 2, np.exp(-((t - np.array([[0.2], [0.8], [0.25], [0.75]])) ** 2) / 0.0018)
+    M = (t[:, None] - t) ** 2
+    bumps = np.exp(-((t - np.array([[0.2], [0.8], [0.25], [0.75]])) ** 2) / 0.0018)
     A = np.array([[0.9, 0.1, 0.0, 0.0], [0.0, 0.0, 0.1, 0.9]]) @ (bumps / bumps.sum(1, keepdims=True))
     M = {"array": M, "Grid": mapuot.Grid((101,), spacing=0.01), "stored pairs": sparse.csr_array(M + 1e-300)}[form]
     found = mapuot.barycenter(M, A, reg=reg)
@@ -117,7 +127,9 @@ def test_masses_below_the_least_plan_are_named(reg_m):
 def test_the_value_of_a_debiased_mean_is_bounded(reg_m, form):
     """No q improves on the answer by more than its gap: neither later passes nor random ones."""
     A, M = histograms()
-    A, reg, rng = (A / A.sum(0)).T, 0.01, np.random.default_rng(0)
+    A = (A / A.sum(0)).T
+    reg = 0.01
+    rng = np.random.default_rng(0)
     A *= 1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [1.5]])
     M = M if form == "array" else banded(20, 20, 2)
 
@@ -141,11 +153,16 @@ def test_the_value_of_a_debiased_mean_is_bounded(reg_m, form):
 def test_one_call_makes_the_passes_that_a_callback_hears_of(seed):
     """Small soft problems end in one call of the core, with the answer and the certificate of single passes."""
     rng = np.random.default_rng(seed)
-    n, p = int(rng.integers(1, 40)), int(rng.integers(1, 5))
-    M, A = rng.random((n, n)) + seed, rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8) * 10.0 ** rng.uniform(-2, 2)
+    n = int(rng.integers(1, 40))
+    p = int(rng.integers(1, 5))
+    M = rng.random((n, n)) + seed
+    A = rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8) * 10.0 ** rng.uniform(-2, 2)
     A[:, 0] += 0.01
     call = {"reg": 10 ** rng.uniform(-2.5, 0), "reg_m": 10 ** rng.uniform(-1, 2), "weights": rng.dirichlet(np.ones(p))}
-    start = mapuot.barycenter(M, A, max_passes=2, tol=1e-15, **call) if seed % 2 else None
+    if seed % 2:
+        start = mapuot.barycenter(M, A, max_passes=2, tol=1e-15, **call)
+    else:
+        start = None
     heard = []
     each = mapuot.barycenter(M, A, tol=1e-8, callback=heard.append, warm_start=start, **call)
     once = mapuot.barycenter(M, A, tol=1e-8, warm_start=start, **call)
@@ -164,7 +181,8 @@ def test_one_call_makes_the_passes_that_a_callback_hears_of(seed):
 @pytest.mark.parametrize(("far", "few"), [(1.0, True), (400.0, True), (2000.0, False)])
 def test_one_call_is_enough_unless_a_sum_underflows(far, few, monkeypatch):
     """Only where K has a row of zeros do other passes follow, which take out maxima."""
-    others, run = [], Run.run
+    others = []
+    run = Run.run
     monkeypatch.setattr(Run, "run", lambda *words: others.append(words) or run(*words))
     x = np.array([0.0, 0.1, np.sqrt(far)])
     M = (x[:, None] - x) ** 2
@@ -178,7 +196,8 @@ def test_passes_where_entries_of_k_underflow(far):
     """Products with K are right where some of its entries underflow, and where all of a sum do, in one call and not."""
     x = np.concatenate([np.linspace(0, 1, 10), np.linspace(0, 1, 10) + np.sqrt(far)])
     A = np.array([[1.0] * 10 + [0.01] * 10, [0.02] * 10 + [1.0] * 10])
-    M, call = (x[:, None] - x) ** 2, {"reg": 1.0, "reg_m": 30.0, "tol": 1e-9}
+    M = (x[:, None] - x) ** 2
+    call = {"reg": 1.0, "reg_m": 30.0, "tol": 1e-9}
     found = mapuot.barycenter(M, A, **call)
     each = mapuot.barycenter(M, A, callback=lambda _: None, **call)
     q, _, _ = by_formulas(A.T, -M, 1.0, 30.0, 300, log_v=found.log_v.T)
@@ -191,22 +210,29 @@ def test_passes_where_entries_of_k_underflow(far):
 def test_a_certificate_has_all_its_terms(reg_m):
     """Compare each term with its definition, for a rounding error of 1 % of each sum."""
     rng = np.random.default_rng(0)
-    x, w, reg, k = np.linspace(0, 1, 7), np.array([0.2, 0.3, 0.5]), 0.02, 0.02 / reg_m
+    x = np.linspace(0, 1, 7)
+    w = np.array([0.2, 0.3, 0.5])
+    reg = 0.02
+    k = 0.02 / reg_m
     A = rng.dirichlet(np.ones(7), 3) * (1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [2.0]]))
     body = Barycenter(A, cpu.operator_of(as_cost((x[:, None] - x) ** 2, cpu), reg), reg_m, w)
     state = body.start(np.zeros(A.size))
     for _ in range(3):
         state = body.image(body.find(state, False), False)
     body.error = 0.01
-    found, K = body.completed(), np.exp(-((x[:, None] - x) ** 2) / reg)
-    u, mass = np.exp(found.log_u), found.q.sum()
-    value, rows = body.certified(found, 0.1), u * (np.exp(found.log_v) @ K)
+    found = body.completed()
+    K = np.exp(-((x[:, None] - x) ** 2) / reg)
+    u = np.exp(found.log_u)
+    mass = found.q.sum()
+    value = body.certified(found, 0.1)
+    rows = u * (np.exp(found.log_v) @ K)
     moved = 0.01 * reg * mass
     if np.isinf(reg_m):
         terms = reg * A * found.log_u
         error = w @ np.abs(rows - A).sum(1) / mass
     else:
-        asked, terms = A * u**-k, reg_m * A * (1 - u**-k)
+        asked = A * u**-k
+        terms = reg_m * A * (1 - u**-k)
         kl = w @ (rows * np.log(rows / asked) - rows + asked).sum(1)
         root = (np.sqrt(kl) + 0.02 * np.sqrt(w @ (rows + asked).sum(1) + mass)) * np.sqrt(reg_m)
         error = plan_error(root**2 / reg / mass)
@@ -244,9 +270,13 @@ def debiased_body(reg_m, passes=15, seed=0):
 @pytest.mark.parametrize("least", [0.3, 1e-9, 0.0, -0.02])
 def test_bounds_of_balanced_debiased_means_have_all_their_terms(least, seed):
     body, A, K, d, u = debiased_body(np.inf, seed=seed)
-    w, reg, spread, s = body.weights, 0.02, 1.0, u @ K
+    w = body.weights
+    reg = 0.02
+    spread = 1.0
+    s = u @ K
     scale = 1 / (d @ K @ d)
-    t, log_z = d * (K @ d) * scale, np.log(K @ d * scale) - w @ np.log(s)
+    t = d * (K @ d) * scale
+    log_z = np.log(K @ d * scale) - w @ np.log(s)
     rows = u * ((t / s) @ K)
     missed = w @ np.abs(rows - A).sum(1)
     gap, error = body.hard_bounds(least, 0.5)
@@ -278,13 +308,20 @@ def test_the_error_of_a_balanced_debiased_mean_has_all_its_terms():
 @pytest.mark.parametrize("reg_m", [0.05, 1.0])
 def test_bounds_of_soft_debiased_values_have_all_their_terms(reg_m, indefinite, seed):
     body, A, K, d, u = debiased_body(reg_m, seed=seed)
-    w, reg, k = body.weights, 0.02, 0.02 / reg_m
-    power, s = k / (1 + k), u @ K
+    w = body.weights
+    reg = 0.02
+    k = 0.02 / reg_m
+    power = k / (1 + k)
+    s = u @ K
     p = (w @ s**power) ** (1 / power)
-    c, t, least = d * p, d * (K @ d), (K @ d / p).min()
-    asked, rows = A * (u * least) ** -k, u * ((c * (s / p) ** power / s) @ K)
+    c = d * p
+    t = d * (K @ d)
+    least = (K @ d / p).min()
+    asked = A * (u * least) ** -k
+    rows = u * ((c * (s / p) ** power / s) @ K)
     kl = w @ (rows * np.log(rows / asked) - rows + asked).sum(1)
-    mass, rounding = c.sum() + t.sum(), 0.01
+    mass = c.sum() + t.sum()
+    rounding = 0.01
     root = np.sqrt(kl) + 2 * rounding * np.sqrt(w @ (rows + asked).sum(1) + mass)
     right = reg_m * root**2 + reg * (c * np.log(c / t) - c + t + c * np.log(K @ d / p / least)).sum()
     right += reg * rounding * (4 * mass + w @ asked.sum(1))
@@ -307,7 +344,8 @@ def test_an_indefinite_kernel_bounds_no_debiased_value():
     """If K has a negative eigenvalue, passes may stand still at a q that another q beats."""
     rng = np.random.default_rng(0)
     M = rng.random((4, 4))
-    M, reg = (M + M.T) / 2, 0.1
+    M = (M + M.T) / 2
+    reg = 0.1
     A = rng.dirichlet(np.ones(4), 2)
     assert np.linalg.eigvalsh(np.exp(-M / reg))[0] < -0.01
     found = mapuot.barycenter(M, A, reg=reg, debiased=True)
@@ -333,8 +371,10 @@ def test_a_kernel_without_a_diagonal_bounds_no_debiased_value():
 
 def test_a_debiased_mean_is_located_where_neighbours_are_apart():
     """A balanced q has a bound if reg is about the squared distance of neighbours, on arrays and grids alike."""
-    grid, rng = mapuot.Grid((4, 3), spacing=0.2), np.random.default_rng(0)
-    A, reg = rng.dirichlet(np.ones(12), 3).reshape(3, 4, 3), 0.05
+    grid = mapuot.Grid((4, 3), spacing=0.2)
+    rng = np.random.default_rng(0)
+    A = rng.dirichlet(np.ones(12), 3).reshape(3, 4, 3)
+    reg = 0.05
     exact = mapuot.barycenter(grid, A, reg=reg, debiased=True, tol_change=1e-13, max_passes=10_000)
     assert exact.error_bound < 1e-3
     for cost in (grid, np.asarray(grid)):
@@ -369,7 +409,8 @@ def test_passes_are_told_stopped_and_gone_on_with(reg_m, debiased):
     """A callback sees every pass and may stop the solve; warm starts, also from a larger reg, save passes."""
     A, M = histograms()
     A = A / A.sum(0) if np.isinf(reg_m) else A
-    call, heard = {"reg": 0.05 if debiased else 0.01, "reg_m": reg_m, "debiased": debiased, "tol_change": 1e-4}, []
+    call = {"reg": 0.05 if debiased else 0.01, "reg_m": reg_m, "debiased": debiased, "tol_change": 1e-4}
+    heard = []
     cold = mapuot.barycenter(M, A.T, callback=heard.append, **call)
     assert [stat.n_pass for stat in heard] == [*range(1, cold.n_passes + 1)]
     assert heard[-1].error == cold.error_bound or np.isinf(reg_m)  # which Newton's step certifies afterwards
@@ -386,7 +427,8 @@ def test_passes_are_told_stopped_and_gone_on_with(reg_m, debiased):
 @pytest.mark.parametrize("reg_m", [1.0, np.inf])
 def test_images_on_a_grid(reg_m, debiased):
     """Products along the axes give the whole matrix's barycenter, in the shape of the images."""
-    grid, rng = mapuot.Grid((5, 4), spacing=0.2), np.random.default_rng(0)
+    grid = mapuot.Grid((5, 4), spacing=0.2)
+    rng = np.random.default_rng(0)
     A = rng.dirichlet(np.ones(20), 3).reshape(3, 5, 4)
     call = {"reg": 0.05, "reg_m": reg_m, "debiased": debiased, "weights": [0.2, 0.3, 0.5], "tol_change": 1e-5}
     image = mapuot.barycenter(grid, A, **call)
@@ -421,17 +463,22 @@ def test_pots_barycenter_is_answered(method, weights):
 
 @pytest.mark.parametrize("reg_m", [np.inf, 1.0])
 def test_barycenter_whose_first_pass_underflows(reg_m):
-    A, x = np.eye(3)[[0, 2]], np.arange(3.0)
+    A = np.eye(3)[[0, 2]]
+    x = np.arange(3.0)
     result = mapuot.barycenter((x[:, None] - x) ** 2, A, reg=1e-6, reg_m=reg_m, tol=1e-4)  # rounding allows 3e-5
     assert result.converged
     # two points 2 apart: their middle, or, where that costs more than half the mass, the two themselves
-    right = [0, 1, 0] if reg_m == np.inf else [0.25, 0, 0.25]
+    if reg_m == np.inf:
+        right = [0, 1, 0]
+    else:
+        right = [0.25, 0, 0.25]
     assert_allclose(result.q, right, atol=0.01)
 
 
 def banded(n, width, parts=1):
     """Return squared distances of near points, within parts of consecutive points."""
-    x, part = np.arange(n), np.arange(n) * parts // n
+    x = np.arange(n)
+    part = np.arange(n) * parts // n
     i, j = np.nonzero((np.abs(x[:, None] - x) <= width) & (part[:, None] == part))
     return sparse.csr_array((((i - j) / n) ** 2, (i, j)), shape=(n, n))
 
@@ -442,7 +489,9 @@ def banded(n, width, parts=1):
 def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
     """Points may lack a partner, and a histogram may not reach all points; q is right also where K underflows."""
     rng = np.random.default_rng(width)
-    S, A, w = banded(20, width, parts), rng.random((3, 20)) * (rng.random((3, 20)) < 0.6), np.array([0.2, 0.3, 0.5])
+    S = banded(20, width, parts)
+    A = rng.random((3, 20)) * (rng.random((3, 20)) < 0.6)
+    w = np.array([0.2, 0.3, 0.5])
     S = S.tolil()
     S[7], S[:, 7] = 0, 0
     S = sparse.csr_array(S)
@@ -462,8 +511,11 @@ def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
 @pytest.mark.parametrize("reg_m", [0.5, np.inf])
 def test_barycenter_is_optimal(reg_m, debiased, form):
     """No small change of q lowers the sum of its costs to A by the solver; stored pairs are in two parts."""
-    parts, reg = 1 if form == "array" else 2, 0.005
-    S, rng = banded(12, 12 if debiased or parts == 1 else 4, parts), np.random.default_rng(0)  # K is positive definite
+    parts = 1 if form == "array" else 2
+    reg = 0.005
+    # K is positive definite
+    S = banded(12, 12 if debiased or parts == 1 else 4, parts)
+    rng = np.random.default_rng(0)
     M = S.toarray() if form == "array" else S
     A = rng.uniform(0.2, 1, (2, parts, 12 // parts))
     masses = [[[1.0]]] if parts == 1 else [[[0.4], [1.1]]]
@@ -485,7 +537,8 @@ def test_barycenter_is_optimal(reg_m, debiased, form):
 
 def test_barycenter_that_too_few_pairs_allow():
     """Mass far from every common point is an error if a point has none in reach, and a warning if it has too little."""
-    ends, near = np.eye(5)[[0, 4]], banded(5, 1)
+    ends = np.eye(5)[[0, 4]]
+    near = banded(5, 1)
     with pytest.raises(mapuot.InfeasibleError, match=r"M connects A\[0, 0\], which must be transported, with no point"):
         mapuot.barycenter(near, ends, reg=0.1)
     apart = "M connects A[0][0], A[0][1] with no other points, and there is 0.75 of A[0], but 0.25 of A[1]"
@@ -502,9 +555,11 @@ def test_barycenter_that_too_few_pairs_allow():
 
 def reachable(S, A):
     """Return whether some q can be reached by all histograms, by linear programming."""
-    (p, n), (i, j) = A.shape, S.nonzero()
+    (p, n) = A.shape
+    (i, j) = S.nonzero()
     leave, arrive = (sparse.csr_array((np.ones(S.nnz), (k, np.arange(S.nnz))), shape=(n, S.nnz)) for k in (i, j))
-    each, q = np.eye(p), sparse.kron(np.ones((p, 1)), -sparse.csr_array(np.eye(n)))
+    each = np.eye(p)
+    q = sparse.kron(np.ones((p, 1)), -sparse.csr_array(np.eye(n)))
     rows = sparse.hstack([sparse.kron(each, leave), sparse.csr_array((p * n, n))])
     system = sparse.vstack([rows, sparse.hstack([sparse.kron(each, arrive), q])])
     return (
@@ -513,9 +568,11 @@ def reachable(S, A):
 
 
 def test_no_balanced_barycenter_that_no_plans_can_have():
-    rng, seen = np.random.default_rng(5), []
+    rng = np.random.default_rng(5)
+    seen = []
     for _ in range(30):
-        n, p = rng.integers(2, 8), rng.integers(2, 4)
+        n = rng.integers(2, 8)
+        p = rng.integers(2, 4)
         S = sparse.csr_array(
             rng.random((n, n)) * ((rng.random((n, n)) < rng.uniform(0.2, 0.9)) | np.eye(n, dtype=bool))
         )

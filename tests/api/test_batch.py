@@ -33,8 +33,10 @@ def test_answers_do_not_depend_on_company(isa, dtype, monkeypatch):
 def minibatches(p=7, m=21, n=18, dtype=float):
     """Return a cost for each problem, unscaled squared distances: beyond one K at small reg."""
     rng = np.random.default_rng(p)
-    x, y = rng.normal(size=(p, m, 2)), rng.normal(size=(p, n, 2)) + 0.5
-    A, B = rng.random((p, m)) + 0.1, rng.random((p, n)) + 0.1
+    x = rng.normal(size=(p, m, 2))
+    y = rng.normal(size=(p, n, 2)) + 0.5
+    A = rng.random((p, m)) + 0.1
+    B = rng.random((p, n)) + 0.1
     A[1, ::3], B[2, 1::4] = 0, 0
     return ((x[:, :, None] - y[:, None]) ** 2).sum(-1).astype(dtype), A / A.sum(1)[:, None], B / B.sum(1)[:, None]
 
@@ -93,7 +95,9 @@ def batch_of(kind):
     case = case_of(4, 5)
     if kind == "clouds":
         return mapuot.PointCloud(x, y), None, None
-    return (case.M, A, B) if kind == "one cost" else (np.stack([case.M, 2 * case.M, 3 * case.M]), A[0], None)
+    if kind == "one cost":
+        return (case.M, A, B)
+    return (np.stack([case.M, 2 * case.M, 3 * case.M]), A[0], None)
 
 
 @pytest.mark.parametrize("kind", ["clouds", "one cost", "own costs"])
@@ -122,7 +126,10 @@ def pairs_of(x, y, metric="sqeuclidean"):
 def clouds(p, d=2, most=60, seed=0, alike=False):
     """Return (x, y, a, b) of p problems between clouds of 5 to ``most`` points, with masses of equal sums."""
     rng = np.random.default_rng(seed)
-    sizes = np.full((2, p), most) if alike else rng.integers(5, most + 1, (2, p))
+    if alike:
+        sizes = np.full((2, p), most)
+    else:
+        sizes = rng.integers(5, most + 1, (2, p))
     points = [[rng.random((k, d)) for k in count] for count in sizes]
     masses = [[rng.random(k) + 0.1 for k in count] for count in sizes]
     return *points, *([w / w.sum() for w in side] for side in masses)
@@ -220,7 +227,8 @@ def test_all_pairs():
 def test_costs_of_plans_beyond_float64_are_those_of_single_solves():
     """A plan of e^1e6 costs -inf without a NaN or a NumPy warning; a plan that fits has its product with M as cost."""
     rng = np.random.default_rng(0)
-    A, B = rng.random((3, 4)), rng.random((3, 5))
+    A = rng.random((3, 4))
+    B = rng.random((3, 5))
     A[:, 0] = 0
     for far in (0.0, 30.0, 1e6):
         M = rng.random((4, 5)) - far
@@ -234,7 +242,9 @@ def test_costs_of_plans_beyond_float64_are_those_of_single_solves():
 @pytest.mark.parametrize("penalty", ["kl", "tv", "l2"])
 def test_a_side_without_mass_moves_nothing(penalty):
     """A problem with a side without mass once ended the whole batch, though its answer is known."""
-    M, A, B = np.random.default_rng(0).random((5, 6)), np.full((3, 5), 0.2), np.full((3, 6), 1 / 6)
+    M = np.random.default_rng(0).random((5, 6))
+    A = np.full((3, 5), 0.2)
+    B = np.full((3, 6), 1 / 6)
     A[1] = 0.0
     call = {"reg": 0.1, "reg_m": 2.0, "penalty": penalty}
     batch = mapuot.solve_batch(M, A, B, **call)
@@ -294,16 +304,22 @@ def sides_of(reg_m, i):
 @pytest.mark.parametrize("own", OWN)
 def test_each_problem_may_have_its_own_reg_and_reg_m(kind, own):
     """Answers, values, derivatives and warm starts equal single solves."""
-    p, draw = 7, np.random.default_rng(3)
-    regs, reg_m = 10 ** draw.uniform(-2.5, 0.5, p), OWN[own](p, draw)
+    p = 7
+    draw = np.random.default_rng(3)
+    regs = 10 ** draw.uniform(-2.5, 0.5, p)
+    reg_m = OWN[own](p, draw)
     if kind == "clouds":
         sizes = draw.integers(3, 25, (p, 2))
         xs, ys = ([draw.normal(size=(k, 2)) for k in sizes[:, side]] for side in (0, 1))
-        costs, M = [PointCloud(x, y) for x, y in zip(xs, ys, strict=True)], PointCloud(xs, ys)
+        costs = [PointCloud(x, y) for x, y in zip(xs, ys, strict=True)]
+        M = PointCloud(xs, ys)
         A, B = ([z / z.sum() for z in map(draw.random, sizes[:, side])] for side in (0, 1))
     else:
-        M, A, B = draw.random((p, 18, 21)), draw.random((p, 18)), draw.random((p, 21))
-        A, B = A / A.sum(1)[:, None], B / B.sum(1)[:, None]
+        M = draw.random((p, 18, 21))
+        A = draw.random((p, 18))
+        B = draw.random((p, 21))
+        A = A / A.sum(1)[:, None]
+        B = B / B.sum(1)[:, None]
         A[2, ::3] = 0
         A[2] /= A[2].sum()
         M = M[0] if kind == "one cost" else M
@@ -377,7 +393,8 @@ def test_own_numbers_are_checked(wrong):
 
 def test_a_tuple_is_a_pair_of_sides():
     """A tuple holds the penalties of the two sides, even for two problems of lone points."""
-    A, B = np.array([[6.0], [7.0]]), np.array([[0.1], [0.2]])
+    A = np.array([[6.0], [7.0]])
+    B = np.array([[0.1], [0.2]])
     rho = np.array([0.3]), np.array([5.0])
     batch = mapuot.solve_batch(np.ones((1, 1)), A, B, reg=0.2, reg_m=rho, tol=1e-9)
     own = mapuot.solve_batch(np.ones((1, 1)), A, B, reg=0.2, reg_m=[[0.3], [5.0]], tol=1e-9)

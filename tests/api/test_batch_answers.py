@@ -20,7 +20,8 @@ def batch(request):
 
 @pytest.mark.parametrize("width", [(), (3,)], ids=["vector", "columns"])
 def test_products(batch, width):
-    X, Y = values(batch, 1, width), values(batch, 0, width)
+    X = values(batch, 1, width)
+    Y = values(batch, 0, width)
     assert_each(batch.apply(X), batch, lambda i, one: one.apply(X[i]))
     assert_each(batch.apply_transpose(Y), batch, lambda i, one: one.apply_transpose(Y[i]))
     if not batch.problem.ragged:
@@ -31,7 +32,10 @@ def test_products(batch, width):
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_largest_entries(batch, k):
-    rounding = 3e-7 if batch.problem.cost.dtype == np.float32 else 1e-9
+    if batch.problem.cost.dtype == np.float32:
+        rounding = 3e-7
+    else:
+        rounding = 1e-9
     index, value = batch.top_k(k)
     assert_each(value, batch, lambda i, one: one.top_k(k)[1], rtol=rounding)
     assert_each(index, batch, lambda i, one: one.top_k(k)[0])
@@ -159,7 +163,8 @@ def test_ragged_values_are_lists():
 
 def test_tensors_in_tensors_out():
     torch = pytest.importorskip("torch")
-    x, y = torch.rand(3, 8, 2), torch.rand(3, 9, 2)
+    x = torch.rand(3, 8, 2)
+    y = torch.rand(3, 9, 2)
     batch = mapuot.solve_batch(PointCloud(x, y), torch.full((3, 8), 1 / 8), reg=0.1, reg_m=1.0)
     found = batch.barycentric_map(y)
     assert isinstance(found, torch.Tensor)

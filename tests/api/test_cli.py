@@ -128,7 +128,10 @@ def test_plans(case):
 @pytest.mark.parametrize("header", [False, True])
 def test_tables(case, header, refused):
     m, n = case.M.shape
-    names = ",".join(f"target {j}" for j in range(n)) if header else ""
+    if header:
+        names = ",".join(f"target {j}" for j in range(n))
+    else:
+        names = ""
     np.savetxt("M.csv", np.where(case.M > 0.9, np.inf, case.M), "%.17g", ",", header=names, comments="")
     np.savetxt("masses.csv", np.column_stack([np.arange(m), case.a]), "%.17g", ",", header="cell,mass", comments="")
     np.savetxt("b.csv", case.b, "%.17g")
@@ -147,7 +150,12 @@ def test_tables(case, header, refused):
 def test_tables_with_names(case, form, suffix):
     """Names of rows and columns are skipped in files of any program; masses may stand in a column beside words."""
     M = case.M[:6, :4]
-    between = "," if suffix.startswith(".csv") else " " if suffix == ".txt" else "\t"
+    if suffix.startswith(".csv"):
+        between = ","
+    elif suffix == ".txt":
+        between = " "
+    else:
+        between = "\t"
     rows = [[f"{x:.17g}" for x in row] for row in M]
     named = [[f'"cell{between}{i}"', *row] for i, row in enumerate(rows)]
     columns = [f"t{j}" for j in range(4)]
@@ -186,7 +194,8 @@ def test_tables_of_other_programs(case, text, refused):
 
 def test_columns_of_cells(case):
     """Nullable and categorical columns of an AnnData are accepted as masses, like plain ones."""
-    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
     counts = np.arange(40) % 3 + 1
     obs = pandas.DataFrame(index=[f"cell {i}" for i in range(40)])
     obs["plain"] = counts
@@ -213,8 +222,10 @@ def test_columns_of_words(case, refused):
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_cells_are_no_costs_but_points(case, form, refused):
     """An AnnData without masses has expression in X; the answer has the names of the cells, and can be read again."""
-    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
-    rng, pairs = np.random.default_rng(0), []
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    pairs = []
     for name, count in (("early", 30), ("late", 20)):
         X = rng.poisson(1.0, (count, 8)).astype(float)
         obs = pandas.DataFrame(index=[f"{name} {i}" for i in range(count)])
@@ -271,8 +282,10 @@ def test_scales_and_gaps(case):
 @pytest.mark.parametrize("plan", ["dense", "keep:0.9", "none"])
 def test_annotated_data(case, plan, library):
     """M is X, a is in obs and b in var, laid out by h5py or AnnData; the answer has the same layout."""
-    h5py, anndata = pytest.importorskip("h5py"), library == "anndata" and pytest.importorskip("anndata")
-    n, one = case.M.shape[1], case.solve()
+    h5py = pytest.importorskip("h5py")
+    anndata = library == "anndata" and pytest.importorskip("anndata")
+    n = case.M.shape[1]
+    one = case.solve()
     if anndata:
         frames = pytest.importorskip("pandas").DataFrame
         obs, var = (frames({x: w}, [f"{x}{i}" for i in range(len(w))]) for x, w in (("a", case.a), ("b", case.b)))

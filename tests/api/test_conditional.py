@@ -13,7 +13,8 @@ CPU_AND_GPU = ["cpu", *CUDA]
 
 def far_clouds(far=80.0, seed=0):
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(40, 2)), rng.normal(size=(50, 2))
+    x = rng.normal(size=(40, 2))
+    y = rng.normal(size=(50, 2))
     x[5], y[7] = [far, 0.0], [0.0, -far]
     return x, y, ((x[:, None] - y) ** 2).sum(-1)
 
@@ -33,7 +34,10 @@ def forbidden(C):
 
 def logs_of(kind, r, C):
     """Return the logarithms of the plan from its potentials."""
-    M = np.asarray(r.problem.M) if kind in ("dense", "float32", "turned", "forbidden") else C
+    if kind in ("dense", "float32", "turned", "forbidden"):
+        M = np.asarray(r.problem.M)
+    else:
+        M = C
     if kind == "sparse":
         M = np.where(cost_of(kind, None, None, C).toarray() > 0, C, np.inf)
     p = r.problem
@@ -109,7 +113,8 @@ def test_rows_that_keep_all_their_mass_have_no_partner(kind, penalty, reg_m, bac
     np.testing.assert_array_equal(index[5], [-1, -1])
     np.testing.assert_array_equal(value[5], [0, 0])
     assert (index[np.arange(40) != 5, 0] >= 0).all()
-    image, shares = r.barycentric_map(y), r.pull(np.arange(50) % 2)[1]
+    image = r.barycentric_map(y)
+    shares = r.pull(np.arange(50) % 2)[1]
     assert np.isnan(image[5]).all()
     assert (shares[5] == 0).all()
     assert np.isfinite(np.delete(image, 5, 0)).all()

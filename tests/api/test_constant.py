@@ -45,7 +45,8 @@ def test_every_number_is_for_the_given_cost(sides, constant, backend):
         near(getattr(found, name), getattr(alone, name) + value, 2 * value)
     near(found.cost, alone.cost + constant * found.row_marginal.sum(), 2 * value)
     assert max(found.dual, found.trace[-1].dual) <= found.objective
-    both, of_one = found.f[:, None] + found.g, alone.f[:, None] + alone.g
+    both = found.f[:, None] + found.g
+    of_one = alone.f[:, None] + alone.g
     near(both, of_one + constant, 2 * constant)
     assert found.log_u[:, None] + found.log_v == pytest.approx(both / case.reg, rel=1e-12)
     if backend != "reference":
@@ -76,7 +77,10 @@ def test_kinds_of_cost():
     forms = {"sparse": csr_of(case.M), "rows": lambda i0, i1: case.M[i0:i1], "turned": np.asfortranarray(case.M)}
     for name, M in forms.items():
         found = case.replace(M=M).solve(tol=1e-8)
-        plan = found.plan.toarray() if sparse.issparse(found.plan) else found.plan
+        if sparse.issparse(found.plan):
+            plan = found.plan.toarray()
+        else:
+            plan = found.plan
         assert found.converged, name
         np.testing.assert_allclose(plan, alone, atol=2e-8, err_msg=name)
     single = (case.M + 1e9).astype(np.float32)
@@ -120,7 +124,8 @@ def test_batches_with_own_numbers(name):
     reg, reg_m, constants, form = OWN[name]
     case = clouds(20, 18, 0.02, np.inf)
     costs = [case.M + constant for constant in constants]
-    A, B = np.stack([case.a, np.full(20, 1 / 20), case.a]), np.stack([case.b, np.full(18, 1 / 18), case.b])
+    A = np.stack([case.a, np.full(20, 1 / 20), case.a])
+    B = np.stack([case.b, np.full(18, 1 / 18), case.b])
     options = {"reg": reg, "reg_m": reg_m, "tol": 1e-8, "backend": "cpu"}
     found = mapuot.solve_batch(form(costs), A, B, **options)
     for i, one in enumerate(found):
@@ -129,7 +134,10 @@ def test_batches_with_own_numbers(name):
         alone = mapuot.solve(costs[i], A[i], B[i], reg=own, reg_m=rho, tol=1e-8)
         assert one.converged
         assert alone.converged
-        plan = one.plan.toarray() if sparse.issparse(one.plan) else one.plan
+        if sparse.issparse(one.plan):
+            plan = one.plan.toarray()
+        else:
+            plan = one.plan
         np.testing.assert_allclose(plan, alone.plan, atol=4e-8)
         for number in ("objective", "dual", "cost"):
             near(getattr(found, number)[i], getattr(alone, number), 2e9)
@@ -188,7 +196,9 @@ def test_a_missing_pair_is_found():
 def test_the_objective_is_that_of_the_plan_where_hard_columns_are_missed(most):
     """The constant is paid by the mass of the plan, not by the mass that was asked for."""
     rng = np.random.default_rng(0)
-    M, a, b = rng.random((5, 6)) + 1e6, rng.random(5), 2 * rng.random(6)
+    M = rng.random((5, 6)) + 1e6
+    a = rng.random(5)
+    b = 2 * rng.random(6)
     known = {"reg": 0.1, "reg_m": (1.0, np.inf), "method": "sinkhorn", "max_passes": most}
     batch = mapuot.solve_batch(np.stack([M, M]), a, b, **known)
     for result in (mapuot.solve(M, a, b, **known), batch[1]):

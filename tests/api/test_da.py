@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("pot_backend")
 
 def domains(m=14, n=11, seed=0):
     rng = np.random.default_rng(seed)
-    xs, xt = rng.normal(size=(m, 2)), rng.normal(size=(n, 2)) + 2
+    xs = rng.normal(size=(m, 2))
+    xt = rng.normal(size=(n, 2)) + 2
     return xs, np.arange(m) % 3, xt, np.arange(n) % 3
 
 
@@ -101,7 +102,8 @@ def test_a_sample_without_mass_stays():
 
 
 def test_tables_come_out_as_tables():
-    pd, (xs, _, xt, _) = pytest.importorskip("pandas"), domains()
+    pd = pytest.importorskip("pandas")
+    (xs, _, xt, _) = domains()
     table = pd.DataFrame(xs, columns=["length", "width"], index=[f"s{i}" for i in range(14)])
     estimator = TransportOnto(xt).set_output(transform="pandas").fit(table)
     moved = estimator.transform(table)
@@ -177,7 +179,9 @@ def test_the_entropic_map_of_new_samples_is_that_of_the_result(norm, backend):
     if backend == "reference":
         pytest.skip("forms the costs, and knows no points")
     rng = np.random.default_rng(4)
-    x, y, new = rng.random((40, 2)), rng.random((50, 2)) + 1, rng.random((7, 2))
+    x = rng.random((40, 2))
+    y = rng.random((50, 2)) + 1
+    new = rng.random((7, 2))
     estimator = UnbalancedSinkhornTransport(reg_e=0.1, reg_m=9.0, norm=norm, out_of_sample_map="entropic").fit(x, Xt=y)
     plain = UnbalancedSinkhornTransport(reg_e=0.1, reg_m=9.0, norm=norm).fit(x, Xt=y)
     np.testing.assert_allclose(estimator.transform(x), plain.transform(x), atol=1e-5)

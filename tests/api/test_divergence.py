@@ -11,8 +11,10 @@ from mapuot import Grid, PointCloud, sinkhorn_divergence, solve, solve_batch
 def clouds(m=20, n=25, seed=0):
     """Return points, masses, and the three squared distances of two clouds in the plane."""
     rng = np.random.default_rng(seed)
-    x, y = rng.random((m, 2)), rng.random((n, 2)) + np.array([0.3, 0.0])
-    a, b = rng.uniform(0.2, 1, m), rng.uniform(0.2, 1, n)
+    x = rng.random((m, 2))
+    y = rng.random((n, 2)) + np.array([0.3, 0.0])
+    a = rng.uniform(0.2, 1, m)
+    b = rng.uniform(0.2, 1, n)
 
     def cost(p, q):
         return ((p[:, None] - q) ** 2).sum(-1)
@@ -42,7 +44,9 @@ def three_costs(kind, x, y, metric):
     if kind == "grid":
         return (Grid((5, len(x) // 5), spacing=0.3),) * 3
     found = tuple(PointCloud(p, q, metric=metric, form=None) for p, q in pairs)
-    return found if kind == "points" else tuple(map(np.asarray, found))
+    if kind == "points":
+        return found
+    return tuple(map(np.asarray, found))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -55,25 +59,36 @@ def test_never_below_its_certified_error_and_within_it_for_equal_measures(balanc
         pytest.skip("grids have no reference")
     rng = np.random.default_rng([len(kind), balanced])
     for trial in range(4):
-        n, way = 5 * int(rng.integers(1, 7)), ("equal", "turned round", "near", "other")[trial % 4]
-        x, a = rng.random((n, 2)) * 10.0 ** rng.uniform(-1, 1), rng.random(n) ** 3 + 1e-3
-        y, b = x + 1e-6 * (way == "near") * rng.standard_normal(x.shape), a.copy()
+        n = 5 * int(rng.integers(1, 7))
+        way = ("equal", "turned round", "near", "other")[trial % 4]
+        x = rng.random((n, 2)) * 10.0 ** rng.uniform(-1, 1)
+        a = rng.random(n) ** 3 + 1e-3
+        y = x + 1e-6 * (way == "near") * rng.standard_normal(x.shape)
+        b = a.copy()
         if way == "turned round":
-            y, b = x[::-1], a[::-1]
+            y = x[::-1]
+            b = a[::-1]
         elif way == "other":
-            y, b = rng.random((n + 5 * (kind != "grid"), 2)), rng.random(n + 5 * (kind != "grid"))
+            y = rng.random((n + 5 * (kind != "grid"), 2))
+            b = rng.random(n + 5 * (kind != "grid"))
         if kind == "grid":
             b = a if way != "other" else b
         if kind == "batch":
-            a, b = a * np.array([[1.0], [30.0], [0.01]]), b * np.array([[1.0], [30.0], [0.01]])
-        b = b * (a.sum(-1) / b.sum(-1))[..., None] if balanced else b
+            a = a * np.array([[1.0], [30.0], [0.01]])
+            b = b * np.array([[1.0], [30.0], [0.01]])
+        if balanced:
+            b = b * (a.sum(-1) / b.sum(-1))[..., None]
         costs = three_costs(kind, x, y, str(rng.choice(["sqeuclidean", "euclidean", "cityblock"])))
         reg = 10.0 ** rng.uniform(-4, 0)
         given = {"reg": reg, "reg_m": np.inf if balanced else reg * 10.0 ** rng.uniform(-1, 4)}
         given |= {"tol": 10.0 ** rng.uniform(-8, -2), "backend": backend}
-        p, q, own = a, b, {"M_a": costs[1], "M_b": costs[2]}
+        p = a
+        q = b
+        own = {"M_a": costs[1], "M_b": costs[2]}
         if kind == "grid":  # images: the grid gives the costs within each of them
-            p, q, own = a.reshape(5, -1), b.reshape(5, -1), {}
+            p = a.reshape(5, -1)
+            q = b.reshape(5, -1)
+            own = {}
         value = np.atleast_1d(sinkhorn_divergence(costs[0], p, q, **own, **given))
         off = np.zeros(len(value))
         for M, p, q in zip(costs, (a, a, b), (b, a, b), strict=True):

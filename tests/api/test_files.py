@@ -29,7 +29,8 @@ def small_blocks(using):
 
 
 def write(path, M, **more):
-    kind, packed = path.suffix, path.stem == "packed"
+    kind = path.suffix
+    packed = path.stem == "packed"
     if kind == ".npy":
         np.save(path, np.asfortranarray(M) if path.stem == "fortran" else M)
     elif kind == ".npz":
@@ -66,7 +67,8 @@ def same(one, two):
 
 def test_reference_in_a_file(small_blocks, tmp_path):
     c = np.random.default_rng(0).random((40, 21))
-    M, kept = write(tmp_path / "plain.npz", CASE.M), write(tmp_path / "plain.npy", c)
+    M = write(tmp_path / "plain.npz", CASE.M)
+    kept = write(tmp_path / "plain.npy", c)
     found = CASE.replace(M=M, reference=files.open_matrix(kept)).solve()
     same(found, CASE.replace(reference=c).solve())
 
@@ -79,7 +81,8 @@ def test_formats(small_blocks, tmp_path, name):
     np.testing.assert_array_equal(np.asarray(opened), CASE.M)
     np.testing.assert_array_equal(np.asarray(opened[30:37]), CASE.M[30:37])
     np.testing.assert_array_equal(np.asarray(opened[3:20][2:5]), CASE.M[5:8])
-    found, right = CASE.replace(M=path).solve(), CASE.solve()
+    found = CASE.replace(M=path).solve()
+    right = CASE.solve()
     for result in (found, CASE.replace(M=str(path)).solve(), pickle.loads(pickle.dumps(found))):
         same(result, right)
     if path.suffix == ".npy" or path.name == "plain.zarr":  # of one array
@@ -159,7 +162,10 @@ def test_groups(tmp_path, name):
     path = tmp_path / "x:y" / name
     path.parent.mkdir()
     library = pytest.importorskip(*(["h5py"] if path.suffix == ".h5" else ["zarr", "3"]))
-    file = library.File(path, "w") if path.suffix == ".h5" else library.open_group(path, mode="w")
+    if path.suffix == ".h5":
+        file = library.File(path, "w")
+    else:
+        file = library.open_group(path, mode="w")
     for array, value in {"a": np.zeros(40), "run/M": CASE.M, "run/a": CASE.a}.items():
         (file.create_dataset if path.suffix == ".h5" else file.create_array)(array, data=value)
     if path.suffix == ".h5":
@@ -177,10 +183,12 @@ def test_groups(tmp_path, name):
 @pytest.mark.parametrize("reg_m", [1.0, (1.0, np.inf)], ids=["kl", "turned"])
 def test_checkpoint(tmp_path, reg_m, monkeypatch):
     monkeypatch.setenv("MAPUOT_CHECKPOINT_SECONDS", "0")
-    case, path = clouds(40, 21, reg_m=reg_m), tmp_path / "state.npz"
+    case = clouds(40, 21, reg_m=reg_m)
+    path = tmp_path / "state.npz"
     case.solve(checkpoint=path, callback=lambda stats: stats.n_pass == 6)
     start = files.load_checkpoint(path, 40, 21, case.reg)
-    again, whole = case.solve(warm_start=start), case.solve()
+    again = case.solve(warm_start=start)
+    whole = case.solve()
     assert again.converged
     assert again.n_passes < whole.n_passes
     np.testing.assert_allclose(again.objective, whole.objective, rtol=1e-7)
@@ -190,7 +198,9 @@ def test_checkpoint(tmp_path, reg_m, monkeypatch):
 
 def test_a_folder_of_the_checkpoint_that_goes_or_never_was(tmp_path):
     """A missing folder of the checkpoint is an error before the first pass; one that vanishes later, a warning."""
-    case, folder, passes = clouds(9, 8), tmp_path / "gone", []
+    case = clouds(9, 8)
+    folder = tmp_path / "gone"
+    passes = []
     with pytest.raises(FileNotFoundError, match="gone does not exist"):
         case.solve(checkpoint=folder / "state.npz", callback=passes.append)
     assert not passes
@@ -296,7 +306,8 @@ def test_archives_that_claim_what_they_cannot_hold(tmp_path):
     with zipfile.ZipFile(text, "w") as archive:
         archive.writestr("M.npy", npy())
     for size in (1 << 31, 0xFFFFFFFE):
-        data, real = text.getvalue(), len(npy()).to_bytes(4, "little")
+        data = text.getvalue()
+        real = len(npy()).to_bytes(4, "little")
         path.write_bytes(data.replace(real, size.to_bytes(4, "little")))
         with pytest.raises(ValueError, match=r"claims\.npz cannot be read as npz: M claims"):
             files.open_matrix(path)
@@ -355,7 +366,8 @@ def test_fortran_order_is_read_by_plain_reads(tmp_path):
 
 
 def test_a_file_that_grows_nan_is_told():
-    case, calls = clouds(30, 20), []
+    case = clouds(30, 20)
+    calls = []
 
     def rows(i0, i1):
         calls.append(i0)

@@ -13,9 +13,12 @@ from mapuot.fugw import FUGW
 
 def data(seed=0):
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(14, 3)) * [3.0, 2.0, 1.0], rng.normal(size=(11, 3)) * [3.0, 2.0, 1.0]
-    f, g = rng.random((4, 14)), rng.random((4, 11))
-    a, b = rng.dirichlet(np.ones(14)), rng.dirichlet(np.ones(11))
+    x = rng.normal(size=(14, 3)) * [3.0, 2.0, 1.0]
+    y = rng.normal(size=(11, 3)) * [3.0, 2.0, 1.0]
+    f = rng.random((4, 14))
+    g = rng.random((4, 11))
+    a = rng.dirichlet(np.ones(14))
+    b = rng.dirichlet(np.ones(11))
     return f, g, cdist(x, x), cdist(y, y), a, b
 
 
@@ -23,7 +26,9 @@ def test_the_loss_is_fugws_and_features_move_by_its_formulas():
     f, g, D, E, a, b = data()
     model = FUGW(alpha=0.4, rho=2.0, eps=0.05).fit(f, g, D, E, a, b)
     P = model.pi
-    r, s, mass = P.sum(1), P.sum(0), P.sum()
+    r = P.sum(1)
+    s = P.sum(0)
+    mass = P.sum()
 
     def kl(p, q):
         return 2 * mass * divergence("kl", p, q, 1.0).sum() + (p.sum() - q.sum()) ** 2
@@ -41,8 +46,12 @@ def test_the_loss_is_fugws_and_features_move_by_its_formulas():
 def test_tensors_come_back_as_tensors(metric):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(1)
-    x, f = rng.normal(size=(12, 2)) * [3.0, 1.0], rng.random((2, 12))
-    geometry = cdist(x, x) if metric == "precomputed" else x
+    x = rng.normal(size=(12, 2)) * [3.0, 1.0]
+    f = rng.random((2, 12))
+    if metric == "precomputed":
+        geometry = cdist(x, x)
+    else:
+        geometry = x
     options = {"rho": math.inf, "eps": 0.05, "metric": metric, "options": {"init": "independent"}}
     right = FUGW(**options).fit(f, f, geometry, geometry[:, :])
     found = FUGW(**options).fit(*map(torch.as_tensor, (f, f, geometry, geometry)))

@@ -13,7 +13,9 @@ SIDES = [1.0, (0.5, 2.0), (np.inf, 1.0), (1.0, np.inf), np.inf]
 
 def case(zeros):
     rng = np.random.default_rng(3)
-    M, a, b = rng.random((5, 6)), rng.random(5) + 0.2, rng.random(6) + 0.2
+    M = rng.random((5, 6))
+    a = rng.random(5) + 0.2
+    b = rng.random(6) + 0.2
     if zeros:
         a[1] = b[2] = 0.0
     return M, a / a.sum(), b / b.sum()
@@ -93,7 +95,9 @@ def test_of_other_costs():
 @pytest.mark.parametrize("kind", ["one cost", "own costs", "own regs", "own constants", "masked", "sparse"])
 def test_of_a_batch(kind):
     rng = np.random.default_rng(1)
-    M, A, B = rng.random((3, 5, 6)), rng.random((3, 5)), rng.random((3, 6))
+    M = rng.random((3, 5, 6))
+    A = rng.random((3, 5))
+    B = rng.random((3, 6))
     A[1, 2] = B[2, 4] = 0.0
     options = {"reg": 0.2, "reg_m": (1.0, 2.0), "tol": 1e-10}
     costs = [*M]
@@ -122,5 +126,8 @@ def test_of_a_batch(kind):
             index = i if mine is found else ...
             assert_allclose(mine.a[index], own.a, atol=1e-7)
             assert_allclose(mine.b[index], own.b, atol=1e-7)
-        whole = found.M[i].toarray() if kind == "sparse" else found.M[i]
+        if kind == "sparse":
+            whole = found.M[i].toarray()
+        else:
+            whole = found.M[i]
         assert_allclose(whole, own.M.toarray() if kind == "sparse" else own.M, atol=1e-8)

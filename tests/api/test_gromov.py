@@ -19,8 +19,10 @@ SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
 
 def spaces(m=24, n=20, seed=0):
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(m, 3)) * [3, 2, 1], rng.normal(size=(n, 4)) * [2, 2, 1, 0.5]
-    a, b = rng.random(m) + 0.2, rng.random(n) + 0.2
+    x = rng.normal(size=(m, 3)) * [3, 2, 1]
+    y = rng.normal(size=(n, 4)) * [2, 2, 1, 0.5]
+    a = rng.random(m) + 0.2
+    b = rng.random(n) + 0.2
     return x, y, cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean"), a / a.sum(), b / b.sum()
 
 
@@ -58,7 +60,10 @@ def test_balanced_is_what_pot_finds_at_twice_the_reg(fused):
     )
     assert np.abs(plan - found.plan).sum() <= 1e-4
     structure = np.einsum("ijkl,ij,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, plan, plan)
-    value = 0.4 * structure + 0.6 * (F * plan).sum() if fused else structure
+    if fused:
+        value = 0.4 * structure + 0.6 * (F * plan).sum()
+    else:
+        value = structure
     assert found.parts.structure + found.parts.features == pytest.approx(value, rel=1e-4)
 
 
@@ -85,7 +90,9 @@ def test_the_objective_is_its_definition_and_the_change_bounds_the_plans():
     x, y, A, B, a, b = spaces(12, 9)
     found = mapuot.gromov(x, y, a, b, reg=20.0, reg_m=(300.0, 200.0), init="independent", **SETTLED)
     P = np.asarray(found.plan, float)
-    mass, r, s = P.sum(), P.sum(1), P.sum(0)
+    mass = P.sum()
+    r = P.sum(1)
+    s = P.sum(0)
 
     def kl(p, q):
         return float(divergence("kl", np.multiply.outer(p, p), np.multiply.outer(q, q), 1.0).sum())
@@ -103,7 +110,9 @@ def test_the_objective_is_its_definition_and_the_change_bounds_the_plans():
 
 def step_of(A, B, Q, a, b, reg, reg_m):
     """Return the plan that answers the step from Q, by the definition of its cost."""
-    mass, r, s = Q.sum(), Q.sum(1), Q.sum(0)
+    mass = Q.sum()
+    r = Q.sum(1)
+    s = Q.sum(0)
     C = np.einsum("ijkl,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, Q)
     if math.inf not in reg_m:
         C += reg_m[0] * r @ np.log(r / a) + reg_m[1] * s @ np.log(s / b) + reg * (Q * np.log(Q / np.outer(a, b))).sum()
@@ -128,10 +137,14 @@ def test_the_change_bounds_plans_whose_entries_all_err_alike(reg_m):
 def test_the_change_counts_what_the_inner_solve_leaves_open():
     """Two passes lead from a plan to itself, which does not answer its step."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(8, 3)) * [3, 2, 1], rng.normal(size=(7, 2))
-    A, B = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean")
-    a, b = np.full(8, 1 / 8), np.full(7, 1 / 7)
-    Q, given = rng.random((8, 7)), {"reg": 10.0, "reg_m": (math.inf, 200.0)}
+    x = rng.normal(size=(8, 3)) * [3, 2, 1]
+    y = rng.normal(size=(7, 2))
+    A = cdist(x, x, "sqeuclidean")
+    B = cdist(y, y, "sqeuclidean")
+    a = np.full(8, 1 / 8)
+    b = np.full(7, 1 / 7)
+    Q = rng.random((8, 7))
+    given = {"reg": 10.0, "reg_m": (math.inf, 200.0)}
     for _ in range(25):
         begun = Q / Q.sum()
         with pytest.warns(mapuot.ConvergenceWarning):
@@ -146,7 +159,8 @@ def test_the_change_counts_what_the_inner_solve_leaves_open():
 def test_reg_m_far_above_reg_is_nearly_balanced(init):
     """The marginals' own rounding, 1e-16 or in float32 1e-8, is not multiplied by reg_m."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((6, 2)), rng.random((5, 2))
+    x = rng.random((6, 2))
+    y = rng.random((5, 2))
     balanced = mapuot.gromov(x, y, reg=0.1, reg_m=math.inf, init=init)
     for reg_m in (1e8, 1e12, 1e15, 1e17, 1e300, (1e12, 1e3), (1e15, math.inf), (math.inf, 1e300)):
         found = mapuot.gromov(x, y, reg=0.1, reg_m=reg_m, init=init)
@@ -171,8 +185,10 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
 def test_reg_m_that_keeps_plans_from_settling_between_unlike_masses_is_refused(ratio, rho):
     """A step's change is a difference of potentials of size reg_m. Divided masses have the plan, scaled."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(15, 2)), rng.normal(size=(12, 2)) * [1.2, 0.8]
-    a, b = np.full(15, 1 / 15), np.full(12, ratio / 12)
+    x = rng.normal(size=(15, 2))
+    y = rng.normal(size=(12, 2)) * [1.2, 0.8]
+    a = np.full(15, 1 / 15)
+    b = np.full(12, ratio / 12)
     told = r"reg_m must be less than .* unlike masses and tol is .*, got .* masses 1 and .*: divide a and b by their"
     with pytest.raises(ValueError, match=told):
         mapuot.gromov(x, y, a, b, reg=0.5, reg_m=rho)
@@ -190,7 +206,8 @@ def test_reg_m_that_keeps_plans_from_settling_between_unlike_masses_is_refused(r
 def test_distances_are_symmetric_but_for_their_rounding(kind):
     rng = np.random.default_rng(0)
     x = rng.random((40, 3))
-    D, given = cdist(x, x), {"reg": 0.1, "reg_m": 1.0, "metric": "precomputed", "init": "independent"}
+    D = cdist(x, x)
+    given = {"reg": 0.1, "reg_m": 1.0, "metric": "precomputed", "init": "independent"}
     right = mapuot.gromov(D, D, **given)
     single = (D * (1 + 3e-7 * rng.normal(size=D.shape))).astype(np.float32)
     squares = (x**2).sum(1)[:, None] + (x**2).sum(1) - 2 * x @ x.T + 1e-15 * rng.random((40, 40))
@@ -235,16 +252,24 @@ def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
 def test_without_entropy_each_plan_is_the_reference_of_the_next(reg_m, metric, fused):
     """Return the third step by its definition, from the second's plan, scaled so that masses stay equal."""
     x, y, A, B, a, b = spaces(8, 7)
-    kinds = (metric, metric) if isinstance(metric, str) else metric
+    if isinstance(metric, str):
+        kinds = (metric, metric)
+    else:
+        kinds = metric
     given = [z if kind == "sqeuclidean" else Z for z, Z, kind in zip((x, y), (A, B), kinds, strict=True)]
-    F, alpha = (np.random.default_rng(1).random((8, 7)) if fused else np.zeros((8, 7))), 0.7 if fused else 1.0
+    if fused:
+        F = np.random.default_rng(1).random((8, 7))
+    else:
+        F = np.zeros((8, 7))
+    alpha = 0.7 if fused else 1.0
     options = {"reg": 0, "reg_m": reg_m, "metric": metric, "init": "independent", "tol": 1e-9, "inner_tol": 1e-9}
     options |= {"features": F, "alpha": alpha} if fused else {}
     with pytest.warns(mapuot.ConvergenceWarning, match="still changes"):
         plans = [mapuot.gromov(*given, a, b, max_iter=k, **options) for k in (1, 2, 3)]
     Q, mass = plans[0].plan, 1.0
     for found in plans[1:]:
-        Q = Q if math.inf in reg_m else Q * math.sqrt(mass / Q.sum())
+        if math.inf not in reg_m:
+            Q = Q * math.sqrt(mass / Q.sum())
         mass = Q.sum()
         C = alpha * np.einsum("ijkl,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, Q) + (1 - alpha) / 2 * F
         if math.inf not in reg_m:
@@ -362,11 +387,13 @@ def test_sorted_rows_are_quantiles_by_mass(metric):
 def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) * [5, 4, 3, 2, 1] + rng.exponential(2.0, (200, 5)) * [2, 1, 1, 1, 1]
-    turn, order = np.linalg.qr(rng.normal(size=(5, 5)))[0], rng.permutation(200)
+    turn = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    order = rng.permutation(200)
     copy = (x @ turn)[order] + 0.02 * rng.normal(size=(200, 5))
     outliers = rng.normal(size=(40, 5)) @ np.diag([9.0, 9.0, 9.0, 9.0, 9.0])
     y = np.vstack([copy, outliers])
-    a, b = np.full(200, 1 / 200), np.full(240, 1 / 200)
+    a = np.full(200, 1 / 200)
+    b = np.full(240, 1 / 200)
     found = mapuot.gromov(x, y, a, b, reg=4.0, reg_m=400.0)
     partner = found.top_k(1)[0][:, 0]
     right = (partner < 200) & (order[np.minimum(partner, 199)] == np.arange(200))
@@ -382,9 +409,14 @@ def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, mon
     monkeypatch.setattr(starts, "SOME", 50)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(120, 3)) * [3, 2, 1] + rng.exponential(2.0, (120, 3)) * [2, 1, 1]
-    order, a, F = rng.permutation(120), rng.random(120) + 0.5, rng.random((120, 2))
+    order = rng.permutation(120)
+    a = rng.random(120) + 0.5
+    F = rng.random((120, 2))
     a *= 1.2 / a.sum()
-    kinds = (metric, metric) if isinstance(metric, str) else metric
+    if isinstance(metric, str):
+        kinds = (metric, metric)
+    else:
+        kinds = metric
     spaces = [
         z if kind == "sqeuclidean" else cdist(z, z, "sqeuclidean") for z, kind in zip((x, x[order]), kinds, strict=True)
     ]
@@ -451,12 +483,16 @@ def test_steps_that_overshoot_go_half_as_far(init):
     given = {"reg": 3.0, "reg_m": (math.inf, 60.0)}
     found = mapuot.gromov(x, y, a, b, init=init, **given, **SETTLED)
     assert found.settled
-    A, B = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean")
+    A = cdist(x, x, "sqeuclidean")
+    B = cdist(y, y, "sqeuclidean")
     assert found.value == pytest.approx(objective(A, B, found.plan, a, b, 3.0, (math.inf, 60.0)), rel=1e-9)
     step = step_of(A, B, found.plan, a, b, **given)
     assert np.abs(step - found.plan).sum() <= 1e-4 * found.mass
     for share in (0.01, 0.1):
-        other = np.outer(a, b) if init == "rows" else np.outer(a, found.col_marginal)
+        if init == "rows":
+            other = np.outer(a, b)
+        else:
+            other = np.outer(a, found.col_marginal)
         nearby = (1 - share) * found.plan + share * other
         assert objective(A, B, nearby, a, b, 3.0, (math.inf, 60.0)) >= found.value
 
@@ -464,8 +500,10 @@ def test_steps_that_overshoot_go_half_as_far(init):
 @pytest.mark.parametrize(("d", "e", "seed"), [(2, 2, 0), (2, 1, 1), (1, 4, 2), (2, 2, 3)])
 def test_no_plan_lies_below_the_global_bound(d, e, seed):
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(9, d)), rng.normal(size=(7, e)) ** 2
-    a, b = 3 * rng.dirichlet(np.ones(9)), 3 * rng.dirichlet(np.ones(7))
+    x = rng.normal(size=(9, d))
+    y = rng.normal(size=(7, e)) ** 2
+    a = 3 * rng.dirichlet(np.ones(9))
+    b = 3 * rng.dirichlet(np.ones(7))
     given = {"reg": 0.1, "reg_m": math.inf}
     given |= {"features": rng.random((9, 7)), "alpha": 0.6} if seed else {}
     found = mapuot.gromov(x, y, a, b, bound_tol=0.02, **given)
@@ -544,7 +582,8 @@ def test_coordinates_of_distances_exceed_them_by_a_positive_semidefinite_matrix(
 
 def objective(A, B, P, a, b, reg, reg_m, F=0.0, alpha=1.0):
     """Return the objective of `gromov` by its definition."""
-    r, s = P.sum(1), P.sum(0)
+    r = P.sum(1)
+    s = P.sum(0)
 
     def kl(p, q):
         return 2 * P.sum() * divergence("kl", p, q, 1.0).sum() + (p.sum() - q.sum()) ** 2
@@ -559,8 +598,10 @@ def objective(A, B, P, a, b, reg, reg_m, F=0.0, alpha=1.0):
 def test_few_landmarks_bound_the_objective_at_true_distances(reg_m, fused, monkeypatch):
     few_landmarks(monkeypatch)
     x, y, A, B, a, b = spaces(60, 50)
-    A, B = np.sqrt(A), np.sqrt(B)
-    f, g = np.random.default_rng(3).random((60, 2)), np.random.default_rng(4).random((50, 2))
+    A = np.sqrt(A)
+    B = np.sqrt(B)
+    f = np.random.default_rng(3).random((60, 2))
+    g = np.random.default_rng(4).random((50, 2))
     F = cdist(f, g, "sqeuclidean")
     options = {"reg": 0.1, "reg_m": reg_m, "init": "independent", "tol": 1e-5, "inner_tol": 1e-9}
     if fused:

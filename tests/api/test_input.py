@@ -24,7 +24,8 @@ RECORD["cost"] = CASE.M
 SHIFTED = np.frombuffer(b"x" + CASE.M.tobytes(), np.uint8)[1:].view(np.float64).reshape(4, 5)
 FROZEN = CASE.M.copy()
 FROZEN.flags.writeable = False
-EVEN, FEW = {"a": np.full(4, 0.25), "b": np.full(5, 0.2)}, np.median(CASE.M) > CASE.M
+EVEN = {"a": np.full(4, 0.25), "b": np.full(5, 0.2)}
+FEW = np.median(CASE.M) > CASE.M
 SPELLINGS = [
     {"a": CASE.a.tolist(), "b": tuple(CASE.b)}, {"M": CASE.M.tolist()},
     {"M": CASE.M.astype(">f8"), "a": CASE.a.astype(">f8"), "b": CASE.b.astype(">f4")},
@@ -42,15 +43,20 @@ SPELLINGS = [
 @pytest.mark.parametrize("arguments", SPELLINGS)
 def test_other_spellings(arguments, backend):
     """Other types, strides, unaligned addresses and read-only memory give an equal plan."""
-    arguments, meant = arguments if isinstance(arguments, tuple) else (arguments, {})
-    result, right = call(**arguments, backend=backend), call(**meant, backend=backend)
+    if isinstance(arguments, tuple):
+        arguments, meant = arguments
+    else:
+        meant = {}
+    result = call(**arguments, backend=backend)
+    right = call(**meant, backend=backend)
     assert relative_error(result.plan, right.plan) < 2e-6
 
 
 def test_tables_of_pandas_are_arrays(backend):
     """A pandas object may lack an entry [0] and refuse axis=-1 in its sums."""
     pandas = pytest.importorskip("pandas")
-    a, b = pandas.Series(CASE.a, index=list("abcd")), pandas.Series(CASE.b, index=[5, 4, 3, 2, 1])
+    a = pandas.Series(CASE.a, index=list("abcd"))
+    b = pandas.Series(CASE.b, index=[5, 4, 3, 2, 1])
     given = {"M": pandas.DataFrame(CASE.M, index=a.index), "a": a, "b": b, "reg_m": pandas.Series([1.0, 1.0], [7, 8])}
     assert relative_error(call(**given, warm_start=(a, b), backend=backend).plan, call(backend=backend).plan) < 4e-6
     square = pandas.DataFrame(CASE.M[:, :4] + CASE.M[:, :4].T)
@@ -60,7 +66,8 @@ def test_tables_of_pandas_are_arrays(backend):
 def test_a_data_set_is_refused_for_its_arrays():
     """An AnnData in the place of an array is refused at once: NumPy would read it cell by cell."""
     anndata = pytest.importorskip("anndata")
-    cells, options = anndata.AnnData(np.ones((4, 5))), {"reg": 0.05, "reg_m": 1.0}
+    cells = anndata.AnnData(np.ones((4, 5)))
+    options = {"reg": 0.05, "reg_m": 1.0}
     result = call()
     for name, run in {
         "M": lambda: mapuot.solve(cells, **options),
@@ -87,7 +94,8 @@ class View(np.ndarray):
         raise AssertionError("it is dense")
 
 
-VIEW, DOORS = CASE.M.view(View), {"reg": 0.1, "reg_m": 1.0}
+VIEW = CASE.M.view(View)
+DOORS = {"reg": 0.1, "reg_m": 1.0}
 DENSE_DOORS = {
     "solve": lambda x, y, M: mapuot.solve(M, M[:, 0] + 0.1, reference=M + 1, **DOORS).plan,
     "solve_sample": lambda x, y, M: mapuot.solve_sample(x, y, **DOORS).plan,
@@ -107,14 +115,16 @@ DENSE_DOORS = {
 
 @pytest.mark.parametrize("door", DENSE_DOORS)
 def test_views_that_have_toarray_are_arrays(door):
-    x, y = CASE.M[:, :3].copy(), CASE.M[:, 2:5].copy()
+    x = CASE.M[:, :3].copy()
+    y = CASE.M[:, 2:5].copy()
     found = DENSE_DOORS[door](x.view(View), y.view(View), CASE.M.view(View))
     np.testing.assert_array_equal(found, DENSE_DOORS[door](x, y, CASE.M))
 
 
 def test_nullable_and_categorical_columns_are_numbers(backend):
     pandas = pytest.importorskip("pandas")
-    M, a = pandas.DataFrame(CASE.M).astype("Float64"), pandas.Series([1, 2, 1, 3])
+    M = pandas.DataFrame(CASE.M).astype("Float64")
+    a = pandas.Series([1, 2, 1, 3])
     right = call(a=np.array([1.0, 2.0, 1.0, 3.0]), backend=backend).plan
     for masses in (a, a.astype("Int64"), a.astype("category"), pandas.array(a, dtype="Float64")):
         np.testing.assert_allclose(call(M, masses, backend=backend).plan, right, rtol=1e-5)
@@ -139,13 +149,20 @@ def test_costs_are_shown_by_their_kind():
 def test_scaled_masses_have_no_unit(form, backend):
     """In any unit of mass an equal share moves, and all numbers are in units of the scale."""
     rng = np.random.default_rng(3)
-    a, b, M = rng.random(6) + 0.2, rng.random(6) + 0.2, rng.random((6, 6))
+    a = rng.random(6) + 0.2
+    b = rng.random(6) + 0.2
+    M = rng.random((6, 6))
     M = {"cloud": mapuot.PointCloud(rng.random((6, 2)), rng.random((6, 2))), "grid": mapuot.Grid((3, 2))}.get(form, M)
-    a = a.reshape(3, 2) if form == "grid" else None if form == "none" else a
-    given, results = {"reg": 0.2, "reg_m": 0.7, "scale_mass": True, "backend": backend, "tol": 1e-9}, []
+    if form == "grid":
+        a = a.reshape(3, 2)
+    elif form == "none":
+        a = None
+    given = {"reg": 0.2, "reg_m": 0.7, "scale_mass": True, "backend": backend, "tol": 1e-9}
+    results = []
     for unit in (1.0, 1e6):
         weights = (None if a is None else unit * a), unit * b
-        weights = tuple(x.tolist() for x in weights) if form == "list" else weights
+        if form == "list":
+            weights = tuple(x.tolist() for x in weights)
         results.append(mapuot.solve(M, *weights, **given))
     one, other = results
     np.testing.assert_allclose(one.plan, other.plan, rtol=1e-7)
@@ -166,7 +183,9 @@ def test_scaled_masses_have_no_unit(form, backend):
 def test_scaled_masses_of_a_batch(form, backend):
     """Each problem of a batch is the problem that `solve` makes with scale_mass, in its own unit of mass."""
     rng = np.random.default_rng(3)
-    M, A, B = rng.random((6, 6)), rng.random((3, 6)) + 0.2, (rng.random((3, 6)) + 0.2) * [[1.0], [1e3], [1e6]]
+    M = rng.random((6, 6))
+    A = rng.random((3, 6)) + 0.2
+    B = (rng.random((3, 6)) + 0.2) * [[1.0], [1e3], [1e6]]
     if form == "one vector":
         A = A[0]
     elif form == "uniform":
@@ -177,7 +196,9 @@ def test_scaled_masses_of_a_batch(form, backend):
         M = [sparse.csr_array(M)] * 3
     elif form == "clouds":
         x = [rng.random((k, 2)) for k in ((4, 5, 6) if backend == "cpu" else (6, 6, 6))]
-        M, A, B = mapuot.PointCloud(x, x), [a[: len(p)] for a, p in zip(A, x, strict=True)], None
+        M = mapuot.PointCloud(x, x)
+        A = [a[: len(p)] for a, p in zip(A, x, strict=True)]
+        B = None
     given = {"reg": 0.2, "reg_m": 0.7, "scale_mass": True, "backend": backend, "tol": 1e-9}
     batch = mapuot.solve_batch(M, A, B, **given)
     assert np.shape(batch.scale_mass) == (3,)
@@ -243,7 +264,8 @@ def test_arrays_of_the_standard(backend):
     strict = pytest.importorskip("array_api_strict")
     given = {name: strict.asarray(getattr(CASE, name)) for name in given}
     np.testing.assert_array_equal(call(**given, backend=backend).plan, call(backend=backend).plan)
-    M, A = given["M"], strict.asarray(np.tile(CASE.a, (3, 1)))
+    M = given["M"]
+    A = strict.asarray(np.tile(CASE.a, (3, 1)))
     batch = mapuot.solve_batch(M, A, given["b"], reg=0.05, reg_m=1.0, backend=backend)
     np.testing.assert_allclose(batch.cost, [call(backend=backend).cost] * 3, rtol=1e-5)
 
@@ -279,7 +301,8 @@ def test_cure_fits_the_cause():
     with pytest.warns(mapuot.ConvergenceWarning, match="use precision='float64' and method='auto'"):
         mapuot.solve(CASE.M, CASE.a, CASE.b, **known)
     rows = 1e15 * np.arange(len(CASE.M))[:, None]
-    far, words = rows + CASE.M, r"not converged.*rounding of M / reg .* bring the costs nearer 0"
+    far = rows + CASE.M
+    words = r"not converged.*rounding of M / reg .* bring the costs nearer 0"
     with pytest.warns(mapuot.ConvergenceWarning, match=words):
         mapuot.solve(far, reg=0.1, reg_m=np.inf, tol=1e-3)
     with pytest.warns(mapuot.ConvergenceWarning, match=f"1 of 2 problems {words}"):
@@ -289,7 +312,9 @@ def test_cure_fits_the_cause():
 def test_log_scalings_beyond_float64_are_named():
     """Parts of M with another mass in their rows than in their columns, at a huge reg_m / reg."""
     rng = np.random.default_rng(0)
-    M, a, b = rng.random((6, 5)), np.full(6, 1 / 6), np.full(5, 0.2)
+    M = rng.random((6, 5))
+    a = np.full(6, 1 / 6)
+    b = np.full(5, 0.2)
     M[:3, 2:] = M[3:, :2] = np.inf
     words = r"log scalings reach .e\+14.*masses nearer each other, lower reg_m"
     with pytest.warns(mapuot.ConvergenceWarning, match=words):

@@ -79,7 +79,10 @@ def test_calls_of_few_rows_change_nothing(using):
         for work in (1 << 28, 1):
             using(CALLS, work=work)
             result = case.replace(reg=0.004).solve(precision="float64", tol=1e-10)
-            plan = result.plan.toarray() if issparse(result.plan) else result.plan
+            if issparse(result.plan):
+                plan = result.plan.toarray()
+            else:
+                plan = result.plan
             found.append((result.log_u, plan, result.apply(np.ones(case.M.shape[1]))))
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -88,7 +91,9 @@ def test_calls_of_few_rows_change_nothing(using):
 @pytest.mark.parametrize("penalty", ["kl", "tv"])
 def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
     """Worker threads get no Ctrl-C: each makes one more call of the core at most."""
-    made, interrupted, others = [], threading.Event(), _thread._count()
+    made = []
+    interrupted = threading.Event()
+    others = _thread._count()
     record = Run.record
 
     def counted(run, stats):
@@ -101,7 +106,8 @@ def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
         return record(run, stats)
 
     monkeypatch.setattr(Run, "record", counted)
-    A, B = np.tile(CASE.a, (60, 1)), np.tile(CASE.b, (60, 1))
+    A = np.tile(CASE.a, (60, 1))
+    B = np.tile(CASE.b, (60, 1))
     arguments = {"penalty": penalty, "method": "sinkhorn", "tol": 1e-13, "max_passes": 10**6, "threads": 2}
     with pytest.raises(KeyboardInterrupt):
         mapuot.solve_batch(CASE.M, A, B, reg=2e-4, reg_m=10.0, reference=np.ones_like(CASE.M), **arguments)
@@ -139,7 +145,9 @@ class Interrupt:
     def __call__(self, frame, event, _):
         if event == "call":
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            return self if any(place in frame.f_code.co_filename for place in self.PLACES) else None
+            if any(place in frame.f_code.co_filename for place in self.PLACES):
+                return self
+            return None
         if event == "opcode" and frame.f_lasti in looks(frame.f_code):
             self.count += 1
             if self.count == self.k:
@@ -197,7 +205,9 @@ def test_ctrl_c_wherever_python_looks_for_it(what):
 @pytest.mark.parametrize("exact", [True, False])
 def test_log_matmul(monkeypatch, exact):
     """7e10 exponentials take minutes, and as many where the products of the default lose too much: Ctrl-C ends them."""
-    A, B, kept = np.zeros((6000, 2000)), np.zeros((2000, 6000)), []
+    A = np.zeros((6000, 2000))
+    B = np.zeros((2000, 6000))
+    kept = []
     A[:, ::2], B[1::2] = -3000.0, -3000.0  # every term is e^-3000 of a row's and a column's largest
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
 

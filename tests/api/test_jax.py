@@ -28,7 +28,8 @@ def inputs(p=3, m=5, n=6):
 @pytest.mark.parametrize("reg_m", [1.0, (0.5, 2.0), (1.0, np.inf)], ids=str)
 def test_value_and_gradient(reg_m, own):
     a, b, M = inputs()
-    M = M * np.linspace(0.5, 1, 3)[:, None, None] if own else M
+    if own:
+        M = M * np.linspace(0.5, 1, 3)[:, None, None]
 
     def loss(a, b, M):
         return sinkhorn_loss(M, a, b, reg=0.1, reg_m=reg_m, **OPTIONS)
@@ -40,7 +41,8 @@ def test_value_and_gradient(reg_m, own):
 def test_nullable_tables_are_arrays():
     pandas = pytest.importorskip("pandas")
     a, b, M = inputs()
-    table, masses = pandas.DataFrame(M).astype("Float64"), pandas.Series(a[0]).astype("Float64")
+    table = pandas.DataFrame(M).astype("Float64")
+    masses = pandas.Series(a[0]).astype("Float64")
     assert sinkhorn_loss(table, masses, b[0], reg=0.1, reg_m=1.0) == sinkhorn_loss(M, a[0], b[0], reg=0.1, reg_m=1.0)
     assert sample_loss(table, table, reg=0.1, reg_m=1.0) == sample_loss(M, M, reg=0.1, reg_m=1.0)
 
@@ -48,7 +50,10 @@ def test_nullable_tables_are_arrays():
 @pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
 def test_the_gradient_holds_the_scale_of_the_costs(own):
     a, b, M = inputs()
-    M = 7 * M * np.linspace(0.5, 1, 3)[:, None, None] if own else 7 * M
+    if own:
+        M = 7 * M * np.linspace(0.5, 1, 3)[:, None, None]
+    else:
+        M = 7 * M
     scale = np.median(M)
     for wrapped in (lambda x: x, jax.jit):
         found, wanted = (
@@ -60,7 +65,8 @@ def test_the_gradient_holds_the_scale_of_the_costs(own):
 
 @pytest.fixture
 def calls(monkeypatch):
-    found, solve = [], mapuot.jax.solve_batch
+    found = []
+    solve = mapuot.jax.solve_batch
     monkeypatch.setattr(mapuot.jax, "solve_batch", lambda *args, **more: found.append(args) or solve(*args, **more))
     return found
 
@@ -95,7 +101,8 @@ def test_vmap_between_points_is_one_batch(calls):
 @pytest.mark.parametrize("lead", [(), (2,), (2, "own")], ids=str)
 def test_vmap_between_matrices_is_one_batch(axes, lead, calls):
     """vmap over problems, and over batches of two, is one batch, with one cost or one each."""
-    rng, each = np.random.default_rng(0), lead[:1]
+    rng = np.random.default_rng(0)
+    each = lead[:1]
     both = [jnp.asarray(rng.random((5, *z))) for z in ((*(each * ("own" in lead)), 12, 15), (*each, 12), (*each, 15))]
     both[1] = both[1].at[..., 2].set(0.0)  # a point without mass
     given = [z if axis == 0 else z[0] for z, axis in zip(both, axes, strict=True)]
@@ -151,7 +158,10 @@ def test_arrays_are_read_where_they_lie(platform, monkeypatch):
         M, a, b
     )
     for array, x in zip(given, (M, a, b), strict=True):
-        where = array.__array_interface__["data"][0] if platform == "cpu" else array.data.ptr
+        if platform == "cpu":
+            where = array.__array_interface__["data"][0]
+        else:
+            where = array.data.ptr
         assert where == x.unsafe_buffer_pointer()
     assert_allclose(value, right.sum(), rtol=1e-10)
     for slope, other in zip(slopes, traced, strict=True):
@@ -169,7 +179,8 @@ def forbidden(m=5, n=6):
 @pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit], ids=["eager", "jit"])
 def test_points_without_an_allowed_pair_have_slopes_of_zero(wrapped):
     """log u of points without an allowed pair is inf; inf - inf in an exponent once made all slopes of that row NaN."""
-    M, a = forbidden(), np.full((3, 5), 0.2) * np.linspace(1, 2, 3)[:, None]
+    M = forbidden()
+    a = np.full((3, 5), 0.2) * np.linspace(1, 2, 3)[:, None]
     plans = mapuot.solve_batch(M, a, reg=0.1, reg_m=1.0, **OPTIONS).plan
     known = {"reg": 0.1, "reg_m": 1.0} | OPTIONS
     one = wrapped(jax.grad(lambda M: sinkhorn_loss(M, a[0], **known)))(M)
@@ -256,7 +267,8 @@ def test_pairs_of_a_key_are_the_same_under_jit_and_vmap(monkeypatch):
     x, y = clouds_of(3)
     keys = jax.random.split(jax.random.key(3), 4)
     want = [[pairs(x[p], y[p], k) for k in keys] for p in range(3)]
-    calls, solve = [], mapuot.jax.solve_batch
+    calls = []
+    solve = mapuot.jax.solve_batch
 
     def counted(*args, **options):
         found = solve(*args, **options)

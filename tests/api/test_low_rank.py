@@ -5,7 +5,8 @@ import pytest
 
 import mapuot
 
-KINDS, OTHERS = np.array(["b", "a", "b", "c", "a", "c", "b"]), np.arange(9) % 2
+KINDS = np.array(["b", "a", "b", "c", "a", "c", "b"])
+OTHERS = np.arange(9) % 2
 TABLE = np.array([[1.0, 0.2], [0.0, 2.0], [0.5, 0.7]])
 
 
@@ -19,7 +20,8 @@ def costs():
 def test_answers_are_those_of_the_matrix(kind, reg_m):
     rng = np.random.default_rng(1)
     x, y = costs()
-    U, V = rng.random((7, 2)), rng.random((9, 2))
+    U = rng.random((7, 2))
+    V = rng.random((9, 2))
     M = np.asarray(mapuot.PointCloud(x, y))
     given = {
         "array": M, "points": mapuot.PointCloud(x, y), "points in passes": mapuot.PointCloud(x, y, form=None),

@@ -115,11 +115,17 @@ def test_memory_is_that_of_the_pairs(shape, count, n, reg, most):
     """At range(C) / reg = 1000 the solver anneals from two larger regs and keeps their kernels in the same memory."""
     rng = np.random.default_rng(0)
     if shape == "stored pairs":
-        clouds, masses = rng.random((3, n, 2)), [np.full(n, 1.1**k / n) for k in range(3)]
+        clouds = rng.random((3, n, 2))
+        masses = [np.full(n, 1.1**k / n) for k in range(3)]
         costs = {(k, k + 1): mapuot.knn_cost(clouds[k], clouds[k + 1], 8) for k in range(2)}
     else:
         costs, masses = problem(shape, count, n)
-    axes, options = ((0, count - 1), {}) if reg > 1e-3 else ((), {"tol": 1e-2})
+    if reg > 1e-3:
+        axes = (0, count - 1)
+        options = {}
+    else:
+        axes = ()
+        options = {"tol": 1e-2}
     axes = (0, 1) if shape == "stored pairs" else axes
     result, peak = solved_in(costs, masses, *axes, reg=reg, reg_m=1.0, threads=1, **options)
     assert peak < most
@@ -130,7 +136,10 @@ def test_memory_is_that_of_the_pairs(shape, count, n, reg, most):
 @pytest.mark.parametrize("far", [1e5, -1e5])
 def test_a_plan_out_of_float64_certifies_nothing(shape, far):
     costs, masses = problem(shape, 3)
-    costs = {pair: M + far for pair, M in costs.items()} if isinstance(costs, dict) else costs + far
+    if isinstance(costs, dict):
+        costs = {pair: M + far for pair, M in costs.items()}
+    else:
+        costs = costs + far
     with pytest.warns(mapuot.ConvergenceWarning, match="underflow|not finite"):
         result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     assert result.status == ("underflow" if far > 0 else "not finite")
@@ -151,7 +160,8 @@ def test_couplings_agree_with_each_other():
     stored = {**costs, (i, j): as_stored(costs)[i, j]}
     result, near = (mapuot.multimarginal(x, masses, reg=0.05, reg_m=1.0) for x in (costs, stored))
     for one, other in ((i, j), (j, i)):
-        P, Q = near.pair(one, other), result.pair(one, other)
+        P = near.pair(one, other)
+        Q = result.pair(one, other)
         assert isinstance(P, scipy.sparse.csr_array)
         assert P.nnz <= stored[i, j].nnz
         np.testing.assert_allclose(P.toarray(), Q, rtol=1e-10, atol=1e-300)
@@ -274,9 +284,15 @@ def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
 @pytest.mark.parametrize("shape", ["chain", "triangle", "array"])
 def test_kernels_go_with_their_answer(shape, backend):
     """Kernels are freed with their answer, not at the next collection of cycles, which memory use does not hasten."""
-    costs, masses = drifting(1.0) if (shape, backend) == ("chain", "cpu") else problem(shape, 3, sizes=20)
+    if (shape, backend) == ("chain", "cpu"):
+        costs, masses = drifting(1.0)
+    else:
+        costs, masses = problem(shape, 3, sizes=20)
     result = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0, backend=backend)
-    kernels = result._body.kernels.values() if shape == "chain" else [result._body.kernel]
+    if shape == "chain":
+        kernels = result._body.kernels.values()
+    else:
+        kernels = [result._body.kernel]
     assert (shape, backend) != ("chain", "cpu") or result._body.coarse is not None
     gone = [weakref.ref(x) for x in kernels]
     del kernels
@@ -362,7 +378,8 @@ def test_passes_are_those_edge_by_edge(shape, stored, reg, tol, storage, monkeyp
     if storage:
         using(TREES, small_entries=0)
     costs, masses = problem(shape, 4, 6)
-    given, rho = as_stored(costs) if stored else costs, [1.0, 0.3, 0.02, 30.0]
+    given = as_stored(costs) if stored else costs
+    rho = [1.0, 0.3, 0.02, 30.0]
     one = mapuot.multimarginal(given, masses, reg=reg, reg_m=rho, tol=tol)
     edge_by_edge(monkeypatch)
     other = mapuot.multimarginal(given, masses, reg=reg, reg_m=rho, tol=tol)
@@ -420,7 +437,9 @@ def test_hard_masses_that_differ_by_rounding_are_brought_to_the_first(shape):
 @pytest.mark.parametrize("storage", ["float64", "float32"])
 def test_no_false_certificate(storage, kind, part, monkeypatch, using):
     """From the second pass on, steps along trees of any size are corrected by nearly as many clusters as points."""
-    narrow, steps, step = storage == "float32", [], coarse.TreeCoarse.step
+    narrow = storage == "float32"
+    steps = []
+    step = coarse.TreeCoarse.step
     if narrow:
         using(TREES, small_entries=0)
     if kind == "corrected steps":
@@ -442,7 +461,8 @@ def test_no_false_certificate(storage, kind, part, monkeypatch, using):
 @pytest.mark.parametrize("reg_m", [1.0, np.inf])
 def test_a_certificate_tells_the_rounding_of_exponents(reg_m, monkeypatch):
     """Newton's bound adds it: twice the 4 roundings of the largest cost / reg."""
-    ratios, certify = [], certificate.certify
+    ratios = []
+    certify = certificate.certify
 
     def recorded(problem, *others):
         told = certify(problem, *others)
@@ -485,7 +505,8 @@ def test_a_stalled_solve_tells_its_marginals():
 def test_a_pass_that_fails_certifies_nothing(monkeypatch):
     """Where no kernel can hold a state, a pass certifies nothing; the next products with its kernels are plain."""
     costs, masses = drifting(1.0)
-    failed, swept = [], Tree.swept
+    failed = []
+    swept = Tree.swept
 
     def fails(self, state, narrow):
         if self.coarse.labelled:
@@ -510,7 +531,9 @@ def test_costs_below_zero_hide_no_mass():
 @pytest.mark.parametrize("as_array", [False, True])
 def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
     """rho a = 7e-327 is below all numbers while its factor is 1e299 (two marginals: tests/core/test_penalties.py)."""
-    M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
+    M = np.zeros((2, 3))
+    a = np.full(2, 1e-300)
+    b = np.array([0.5, 0.1, 0.4])
     costs = M if as_array else {(0, 1): M}
     large, small = (
         mapuot.multimarginal(costs, [a, b], reg=z * 5.8e-27, reg_m=[z * 6.7e-27, z * 2.5e-24], tol=1e-9)
@@ -525,7 +548,8 @@ def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
 @pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
 def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
     """All masses are met at one cost; the rounding errors of equal terms have one sign and add up."""
-    a, M = np.full(100_000, weight), np.full((100_000, 1), 0.7)
+    a = np.full(100_000, weight)
+    M = np.full((100_000, 1), 0.7)
     result = mapuot.multimarginal(M if as_array else {(0, 1): M}, [a, None], reg=0.007, reg_m=np.inf, tol=1e-9)
     assert result.converged
     assert result.dual <= np.longdouble(weight) * len(a) * np.longdouble(0.7)
@@ -533,10 +557,13 @@ def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
 
 def test_masses_of_large_logarithms_hide_no_dual_value():
     """For one point on each side log r = (reg log(a b) + rho log(a b)) / (reg + 2 rho) is the optimum."""
-    rng, reg, rho = np.random.default_rng(0), 1.0, 3.0
+    rng = np.random.default_rng(0)
+    reg = 1.0
+    rho = 3.0
     for a, b in 10.0 ** rng.uniform([-250, 150], [-150, 250], (40, 2)):
         result = mapuot.multimarginal({(0, 1): np.zeros((1, 1))}, [[a], [b]], reg=reg, reg_m=rho)
-        x, y = np.longdouble(a), np.longdouble(b)
+        x = np.longdouble(a)
+        y = np.longdouble(b)
         r = np.exp((reg + rho) * np.log(x * y) / (reg + 2 * rho))
         assert result.converged
         assert result.dual <= reg * (x * y - r) + rho * (x + y - 2 * r)
@@ -545,7 +572,8 @@ def test_masses_of_large_logarithms_hide_no_dual_value():
 @pytest.mark.filterwarnings("error")
 def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
     """A marginal of 1e380 times a mass exceeds the exponentials of certificates."""
-    a, b = np.full(2, 1e-200), np.full(3, 1e180)
+    a = np.full(2, 1e-200)
+    b = np.full(3, 1e180)
     with pytest.warns(mapuot.ConvergenceWarning, match="stalled"):
         result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], reg=1.0, reg_m=[1e-3, 1e3])
     assert result.error_bound == np.inf
@@ -554,7 +582,8 @@ def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
 
 def test_gaps_are_those_of_costs_as_they_are(narrow):
     """Kernels in float32 round masses; rho / reg of 1e10 shows it."""
-    rng, rho = np.random.default_rng(0), 1e9
+    rng = np.random.default_rng(0)
+    rho = 1e9
     for _ in range(60):
         n = [int(x) for x in rng.integers(1, 4, 3)]
         costs = {(k, k + 1): 3 * rng.random(n[k : k + 2]) for k in (0, 1)}

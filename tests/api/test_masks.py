@@ -41,7 +41,8 @@ def joined(low, high):
 
 def weights_of(mask, shape, row=0, col=0, module=cpu, dtype=float, threads=1):
     """Return the weights that the backend's plan derives from the mask alone."""
-    c, ones = masks.MaskedReference("uniform", mask, shape, row, col), [np.ones(k) for k in shape]
+    c = masks.MaskedReference("uniform", mask, shape, row, col)
+    ones = [np.ones(k) for k in shape]
     zeros = Dense(np.broadcast_to(np.zeros(1, dtype), shape))
     task = Problem.from_cost(zeros, *ones, 1.0, 1.0, "kl", "uniform", module)
     stream = module.plan_of(dataclasses.replace(task, reference=c), *map(np.zeros, shape), threads)
@@ -124,7 +125,8 @@ def test_losses_of_torch_have_the_gradient_of_their_mask(reg_m):
     torch = pytest.importorskip("torch")
     from mapuot.torch import SinkhornLoss, sample_loss, sinkhorn_loss
 
-    case, rng = clouds(8, 6, reg=0.1), np.random.default_rng(0)
+    case = clouds(8, 6, reg=0.1)
+    rng = np.random.default_rng(0)
     options = {"reg": 0.1, "reg_m": reg_m, "mask": MASK, "tol": 1e-11, "precision": "float64"}
     A, b, M = given = [torch.tensor(x, requires_grad=True) for x in (np.stack([case.a, case.a[::-1]]), case.b, case.M)]
     assert torch.autograd.gradcheck(lambda a, b, M: sinkhorn_loss(M, a, b, **options), given, atol=2e-6, rtol=1e-5)
@@ -144,17 +146,18 @@ def test_losses_of_torch_have_the_gradient_of_their_mask(reg_m):
 @pytest.mark.parametrize("reg_m", [(0.5, 3.0), (np.inf, 0.8), (0.8, np.inf)])
 def test_derivatives_by_the_masses(reg_m, mask):
     """Derivatives by the masses, of batches and points, match differences; one-sided ones where a point has no mass."""
-    (x, y), (a, b) = (
-        (np.random.default_rng(k).random((6 - k, 2)) for k in (0, 1)),
-        (np.array([0.2, 0.0, 0.4, 0.3, 0.1, 0.5]), np.array([0.3, 0.6, 0.0, 0.2, 0.4])),
-    )
-    cloud, options = mapuot.PointCloud(x, y), {"reg": 0.1, "reg_m": reg_m, "mask": mask, "tol": 1e-11}
+    (x, y) = (np.random.default_rng(k).random((6 - k, 2)) for k in (0, 1))
+    a = np.array([0.2, 0.0, 0.4, 0.3, 0.1, 0.5])
+    b = np.array([0.3, 0.6, 0.0, 0.2, 0.4])
+    cloud = mapuot.PointCloud(x, y)
+    options = {"reg": 0.1, "reg_m": reg_m, "mask": mask, "tol": 1e-11}
 
     def values(a, b):
         batch = mapuot.solve_batch(np.asarray(cloud), a[None], b[None], **options)
         return batch, mapuot.solve(cloud, a, b, **options)
 
-    (batch, one), step = values(a, b), 1e-6
+    (batch, one) = values(a, b)
+    step = 1e-6
     for axis, name in enumerate(("rows", "cols")):
         found = marginal_gradient(batch, name)[0], (one.gradient().a, one.gradient().b)[axis]
         for i, mass in enumerate((a, b)[axis]):

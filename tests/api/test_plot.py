@@ -28,7 +28,8 @@ def no_figure_stays():
 @pytest.fixture
 def solved():
     rng = np.random.default_rng(0)
-    x, y = rng.random((30, 2)), rng.random((23, 2))
+    x = rng.random((30, 2))
+    y = rng.random((23, 2))
     M = ((x[:, None] - y) ** 2).sum(-1)
     return mapuot.solve(M, np.full(30, 1 / 30), np.full(23, 2 / 23), reg=0.02, reg_m=0.3), x, y
 
@@ -36,14 +37,19 @@ def solved():
 @pytest.mark.parametrize("nodes", [(7, 6), (5, 4, 3), (30,), (9, 2, 2)], ids=str)
 @pytest.mark.parametrize("most", [400, 8, 3])
 def test_the_plan_of_a_grid_is_added_up_by_slices(monkeypatch, nodes, most):
-    rng, target = np.random.default_rng(0), tuple(n + 1 for n in nodes)
-    a, b = rng.random(nodes), rng.random(target)
+    rng = np.random.default_rng(0)
+    target = tuple(n + 1 for n in nodes)
+    a = rng.random(nodes)
+    b = rng.random(target)
     a.flat[3] = 0.0
     result = mapuot.solve(mapuot.Grid(nodes, 0.2, target=target), a, b, reg=0.05, reg_m=1.0)
     plan = result.plan
     monkeypatch.setattr(type(result), "_blocks", None)  # no block of the plan is made
     sums = plot.coarse_plan(result, most)
-    whole = plan.shape if max(plan.shape) <= most else sums.shape
+    if max(plan.shape) <= most:
+        whole = plan.shape
+    else:
+        whole = sums.shape
     assert sums.shape == whole
     lead = next(k for k in (3, 2, 1) if k == 1 or np.prod(target[:k]) <= most)
     slices = [np.arange(int(np.prod(x))) // int(np.prod(x[lead:])) for x in (nodes, target)]
@@ -254,7 +260,8 @@ def test_keywords_go_to_matplotlib(solved, types):
 @pytest.fixture(scope="module")
 def grid():
     rng = np.random.default_rng(0)
-    a, b = rng.random((6, 8)), rng.random((5, 9))
+    a = rng.random((6, 8))
+    b = rng.random((5, 9))
     a[0, 0] = 0.0
     cost = mapuot.Grid((6, 8), (0.5, 0.25), target=(5, 9), offset=(0.1, -0.3))
     return mapuot.solve(cost, a, b, reg=0.1, reg_m=0.5), cost

@@ -41,7 +41,8 @@ def test_costs_of_every_instruction_set(isa, metric):
 def test_weights_keep_the_digits_of_large_coordinates(metric):
     """Transposed, of some rows, and beside other points, costs equal the costs of the same points near the origin."""
     x, y, a, b = clouds(30, 40, 3)
-    far, weights = 2.0**27, [0.3, 1.0, 1.7]
+    far = 2.0**27
+    weights = [0.3, 1.0, 1.7]
     there = mapuot.PointCloud(x + far, y + far, metric, weights=weights)
     near = mapuot.PointCloud((x + far) - far, (y + far) - far, metric, weights=weights)
     for got, want in ((there, near), (there.transpose(), near.transpose()), (there[3:9], near[3:9])):
@@ -64,7 +65,8 @@ def test_costs_formed_as_products_are_within_their_rounding(metric, weights, far
     y = x if one else rng.normal(size=(70, 60)) + far
     cloud = mapuot.PointCloud(x, y, metric, 0.7, rng.random(60) if weights else None)._cost
     M, rounding = cpu.formed(cloud)
-    wide, there = cloud.rows.astype(np.longdouble), cloud.columns[:, : len(y)].T.astype(np.longdouble)
+    wide = cloud.rows.astype(np.longdouble)
+    there = cloud.columns[:, : len(y)].T.astype(np.longdouble)
     exact = cloud.core[1] * cloud.core[0].between(wide[:, None], there)
     assert abs(M - exact).max() <= rounding + cloud.error(float(abs(exact).max()))
     if metric != "inner":
@@ -76,7 +78,8 @@ def test_costs_formed_as_products_are_within_their_rounding(metric, weights, far
 @pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "inner", "euclidean", "cityblock"])
 def test_solves_of_many_dimensions_are_those_of_made_costs(metric):
     rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(90, 48)), rng.normal(size=(80, 48)) + 0.2
+    x = rng.normal(size=(90, 48))
+    y = rng.normal(size=(80, 48)) + 0.2
     M = np.asarray(mapuot.PointCloud(x, y, metric))
     options = {"reg": 0.05 * float(M.std()), "reg_m": float(abs(M).max()), "penalty": ("tv", "kl")}
     formed, made = (mapuot.solve(mapuot.PointCloud(x, y, metric, form=form), **options) for form in ("auto", None))
@@ -100,15 +103,20 @@ def test_memory_is_that_of_the_points():
 @pytest.mark.parametrize("reg_m", [0.8, (0.5, math.inf)])
 def test_gradient_against_differences(metric, reg_m):
     x, y, a, b = clouds(6, 5, 2)
-    x, y = x * 0.5, y * 0.6
+    x = x * 0.5
+    y = y * 0.6
     weights = np.array([0.7, 1.3])
 
     def solved(x, y, a, b):
-        addends = (np.linspace(0, 1, 6), np.linspace(1, 0, 5)) if metric == "inner" else None
+        if metric == "inner":
+            addends = (np.linspace(0, 1, 6), np.linspace(1, 0, 5))
+        else:
+            addends = None
         cloud = mapuot.PointCloud(x, y, metric, 1.3, weights, addends=addends)
         return mapuot.solve(cloud, a, b, reg=0.2, reg_m=reg_m, tol=1e-12)
 
-    found, step = solved(x, y, a, b).gradient(), 1e-5
+    found = solved(x, y, a, b).gradient()
+    step = 1e-5
     for which, (point, slope) in enumerate(zip((x, y, a, b), found[:4], strict=True)):
         for index in np.ndindex(point.shape):
             values = []
@@ -122,7 +130,12 @@ def test_gradient_against_differences(metric, reg_m):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_error_of_a_gradient_is_true(metric):
-    shape, reg = ((40, 30, 3), 0.05) if metric != "wfr" else ((6, 5, 2), 0.2)
+    if metric != "wfr":
+        shape = (40, 30, 3)
+        reg = 0.05
+    else:
+        shape = (6, 5, 2)
+        reg = 0.2
     x, y, a, b = clouds(*shape)
     exact, *rough = (
         mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=reg, reg_m=1.0, tol=tol).gradient()
@@ -138,9 +151,11 @@ def test_the_error_of_a_gradient_is_true(metric):
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_error_of_a_slope_is_reached(metric, weights):
     """The bound covers two points where rounding of the cost can spoil a whole plan, and sums of as many terms."""
-    rng, tightest = np.random.default_rng(0), 0.0
+    rng = np.random.default_rng(0)
+    tightest = 0.0
     for _ in range(60):
-        x, y = rng.random((1, 3)), 0.7 * rng.random((1, 3))
+        x = rng.random((1, 3))
+        y = 0.7 * rng.random((1, 3))
         cost = [
             [np.asarray(mapuot.PointCloud(x + s * step, y, metric, 1.3, weights)[:1]).item() for s in (-1, 0, 1)]
             for step in 1e-6 * np.eye(3)
@@ -166,7 +181,8 @@ def test_error_of_the_gradient_counts_what_rounding_takes(metric, dtype):
         mapuot.solve(mapuot.PointCloud(*points, metric, 1.3), a, b, reg=0.3, reg_m=1.0, tol=1e-11)
         for points in ((x.astype(float), y.astype(float)), (x + far, y + far))
     )
-    right, found = near.gradient(), moved.gradient()
+    right = near.gradient()
+    found = moved.gradient()
     assert found.error < 1e-9
     for k in (0, 1):
         off = np.linalg.norm(found[k] - right[k], axis=1).sum()
@@ -174,7 +190,9 @@ def test_error_of_the_gradient_counts_what_rounding_takes(metric, dtype):
 
 
 def test_slopes_between_points_whose_squares_underflow():
-    y, a, b = np.array([[1.0, 0.0], [0.0, 2.0]]), np.ones(1), np.ones(2)
+    y = np.array([[1.0, 0.0], [0.0, 2.0]])
+    a = np.ones(1)
+    b = np.ones(2)
     results = [
         mapuot.solve(mapuot.PointCloud([[0.0, 0.0]], y * z, "euclidean", 1 / z), a, b, reg=1.0, reg_m=1.0)
         for z in (1.0, 2.0**-531)
@@ -204,7 +222,8 @@ def test_potential_at_the_points_and_beyond():
 
 def test_the_cost_is_that_of_the_call():
     """Points and weights changed in place after construction change no cost."""
-    x, weights = np.random.default_rng(0).random((9, 2)), np.array([1.0, 3.0])
+    x = np.random.default_rng(0).random((9, 2))
+    weights = np.array([1.0, 3.0])
     cloud = mapuot.PointCloud(x, x, weights=weights)
     want = np.asarray(cloud)
     x[:], weights[:] = 7.0, 2.0
@@ -218,7 +237,8 @@ def test_some_rows():
     every = np.arange(7) % 2 == 0
     slices = slice(2, 5), slice(-3, None), slice(5, 2), slice(1, 7, 2), slice(None, None, -1)
     for rows in (*slices, [4, -1, 4], every, []):
-        part, wanted = cloud[rows], np.asarray(cloud)[rows]
+        part = cloud[rows]
+        wanted = np.asarray(cloud)[rows]
         assert part.shape == wanted.shape
         np.testing.assert_allclose(np.asarray(part), wanted, rtol=1e-15)
 
@@ -229,7 +249,8 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch, using):
     """Ranges are bounds near the true ones for clouds of any shape, and certify the answers."""
     rng = np.random.default_rng(dim)
     for apart in (0.0, 3.0):
-        x, y = rng.normal(size=(900, dim)), rng.normal(size=(800, dim)) + apart
+        x = rng.normal(size=(900, dim))
+        y = rng.normal(size=(800, dim)) + apart
         cloud = mapuot.PointCloud(x, y, metric, scale=0.3, truncate=None, form=None)
         low, high, *odd = cloud._cost.range(cpu)
         using(POINTS, auto_entries=1)
@@ -237,7 +258,9 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch, using):
         assert odd == [0, 0] == list(bounds[2:])
         assert bounds[0] <= low * (1 + 1e-12)
         assert high * (1 - 1e-12) <= bounds[1] <= 2 * high
-        a, b, reg = np.full(900, 1 / 900), np.full(800, 1.1 / 800), 0.03 * high
+        a = np.full(900, 1 / 900)
+        b = np.full(800, 1.1 / 800)
+        reg = 0.03 * high
         got = mapuot.solve(cloud, a, b, reg=reg, reg_m=high)
         monkeypatch.undo()
         want = mapuot.solve(cloud, a, b, reg=reg, reg_m=high, tol=1e-9)
@@ -279,7 +302,8 @@ def test_cosine_of_lengths_beyond_float64(scale):
         for z in (1.0, scale)
     )
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
-    right, found = near.gradient(), far.gradient()
+    right = near.gradient()
+    found = far.gradient()
     np.testing.assert_allclose(found.x * scale, right.x, rtol=1e-9, atol=1e-15)
     assert found.error * scale == pytest.approx(right.error, rel=1e-6)
 
@@ -305,12 +329,16 @@ def test_a_cloud_that_is_formed_is_solved_as_its_matrix(isa, metric, m, n, d):
 
 def test_the_rounding_of_formed_costs_is_in_the_certificate():
     """A cost of 1e12 reg has no digit below its rounding, so nothing may be certified."""
-    x, y = np.array([[0.0, 0.1]]), np.array([[1e6, 0.3], [1e6, 0.7]])
-    a, b = np.ones(1), np.ones(2) / 2
-    cloud, M = mapuot.PointCloud(x, y), np.asarray(mapuot.PointCloud(x, y))
+    x = np.array([[0.0, 0.1]])
+    y = np.array([[1e6, 0.3], [1e6, 0.7]])
+    a = np.ones(1)
+    b = np.ones(2) / 2
+    cloud = mapuot.PointCloud(x, y)
+    M = np.asarray(mapuot.PointCloud(x, y))
     for options in ({}, {"penalty": ("kl", "tv")}):
         given = {"reg": 1.0, "reg_m": (np.inf, 1.0), "max_passes": 50} | options
-        found, known = mapuot.solve(cloud, a, b, **given), mapuot.solve(M, a, b, **given)
+        found = mapuot.solve(cloud, a, b, **given)
+        known = mapuot.solve(M, a, b, **given)
         assert found.error_bound > known.error_bound + 1e-4
 
 
@@ -352,12 +380,18 @@ def test_no_solve_ends_on_float32_passes(end):
     for seed in range(12):
         rng = np.random.default_rng(seed)
         d = int(rng.integers(1, 6))
-        x, y, far = rng.random((34, d)), rng.random((24, d)), 10 ** rng.uniform(1, 2.3)
+        x = rng.random((34, d))
+        y = rng.random((24, d))
+        far = 10 ** rng.uniform(1, 2.3)
         x[0], y[0] = far, far + 0.01 * rng.random(d)
-        cloud, regs = mapuot.PointCloud(x, y, form=None), {"reg": 0.01, "reg_m": (0.3, 0.03)}
+        cloud = mapuot.PointCloud(x, y, form=None)
+        regs = {"reg": 0.01, "reg_m": (0.3, 0.03)}
         exact = mapuot.solve(np.asarray(cloud), tol=1e-10, precision="float64", **regs)
         for most in (1, 2, 5):
-            limit = {"max_passes": most} if end == "max_passes" else {"callback": lambda s, most=most: s.n_pass >= most}
+            if end == "max_passes":
+                limit = {"max_passes": most}
+            else:
+                limit = {"callback": lambda s, most=most: s.n_pass >= most}
             found = mapuot.solve(cloud, **regs, **limit)
             error = np.abs(found.plan - exact.plan).sum() / found.mass
             assert error <= found.error_bound + exact.error_bound
@@ -376,12 +410,18 @@ def test_labels_cost_across(metric, across, weights, form):
     kinds = rng.choice(["b", "c", "e"], 40), rng.choice(["b", "c", "d"], 50)
     cloud = mapuot.PointCloud(x, y, metric, 2.0, weights, form=form, labels=kinds, across=across)
     apart = np.where(kinds[0][:, None] != kinds[1], across, 0.0)
-    M, finite = np.asarray(mapuot.PointCloud(x, y, metric, 2.0, weights)) + apart, apart < math.inf
+    M = np.asarray(mapuot.PointCloud(x, y, metric, 2.0, weights)) + apart
+    finite = apart < math.inf
     got = np.asarray(cloud)
     assert np.array_equal(np.isfinite(got), finite)
     assert np.abs(got[finite] - M[finite]).max() <= 2 * cloud._cost.error(float(M[finite].max()))
     for one, want in ((cloud, M), (cloud.transpose(), M.T), (cloud[5:20], M[5:20])):
-        weight = (a, b) if one.shape == M.shape else (b, a) if one is not cloud and len(one) == 50 else (a[5:20], b)
+        if one.shape == M.shape:
+            weight = (a, b)
+        elif one is not cloud and len(one) == 50:
+            weight = (b, a)
+        else:
+            weight = (a[5:20], b)
         result, exact = (mapuot.solve(z, *weight, reg=0.1, reg_m=1.0, tol=1e-8) for z in (one, want))
         assert np.abs(result.plan - exact.plan).sum() < 3e-8 * exact.mass
     assert mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0).converged
@@ -389,7 +429,8 @@ def test_labels_cost_across(metric, across, weights, form):
 
 def test_labels_that_differ_make_another_side():
     """Points paired with themselves are a one-potential problem if and only if their labels are equal."""
-    x, labels = np.random.default_rng(0).random((30, 2)), np.arange(30) % 3
+    x = np.random.default_rng(0).random((30, 2))
+    labels = np.arange(30) % 3
     for other, alike in ((labels.copy(), True), (np.roll(labels, 1), False), (np.zeros(30), False)):
         cloud = mapuot.PointCloud(x, labels=(labels, other), across=0.5, form=None)
         assert ("one potential" in mapuot.solve(cloud, reg=0.1, reg_m=1.0).how) == alike
@@ -397,7 +438,9 @@ def test_labels_that_differ_make_another_side():
 
 def test_labels_of_many_points_whose_pairs_are_skipped():
     rng = np.random.default_rng(2)
-    x, y, kinds = rng.random((1500, 2)), rng.random((1400, 2)), rng.integers(0, 3, 1500)
+    x = rng.random((1500, 2))
+    y = rng.random((1400, 2))
+    kinds = rng.integers(0, 3, 1500)
     cloud = mapuot.PointCloud(x, y, truncate=30.0, labels=(kinds, kinds[:1400]), across=0.3)
     result = mapuot.solve(cloud, reg=0.004, reg_m=1.0)
     assert "of the pairs" in result.how
@@ -408,7 +451,8 @@ def test_labels_of_many_points_whose_pairs_are_skipped():
 def with_labels(m, n, d, seed, count=3):
     """Return two clouds, masses, labels that both sides share, and costs with inf between different labels."""
     x, y, a, b = clouds(m, n, d, seed)
-    a, b = a / a.sum(), b / b.sum()
+    a = a / a.sum()
+    b = b / b.sum()
     labels = tuple(np.random.default_rng(seed).permutation(np.arange(k) % count) for k in (m, n))
     return x, y, a, b, labels, np.where(labels[0][:, None] == labels[1], 0.0, np.inf)
 
@@ -442,7 +486,8 @@ def test_labels_that_forbid_pairs_give_the_plan_of_costs_of_inf(metric, d, way):
     assert result.dual <= exact.objective + 1e-9
     assert not result.plan[~np.isfinite(M)].any()
     if way != "penalties":
-        slopes, one = result.gradient(), mapuot.PointCloud(x, y, metric, form=None)
+        slopes = result.gradient()
+        one = mapuot.PointCloud(x, y, metric, form=None)
         assert slopes.x.shape == x.shape
         assert np.isfinite(slopes.x).all()
         assert np.isfinite(slopes.error)
@@ -455,7 +500,8 @@ def test_labels_that_forbid_pairs_give_the_plan_of_costs_of_inf(metric, d, way):
 
 def test_labels_of_many_clouds_that_forbid_pairs():
     x, y, a, b, labels, M = with_labels(40, 30, 3, 6)
-    xs, ys = np.stack([x, x + 0.1]), np.stack([y, y])
+    xs = np.stack([x, x + 0.1])
+    ys = np.stack([y, y])
     for kinds in ((np.stack([labels[0]] * 2), [labels[1]] * 2), ([labels[0]] * 2, np.concatenate([labels[1]] * 2))):
         cloud = mapuot.PointCloud(xs, ys, labels=kinds, across=math.inf)
         batch = mapuot.solve_batch(cloud, np.stack([a, a]), np.stack([b, b]), reg=0.1, reg_m=1.0)
@@ -470,7 +516,8 @@ def test_labels_of_many_clouds_that_forbid_pairs():
 
 
 def test_labels_of_a_cloud_with_itself_that_forbid_pairs():
-    x, labels = np.random.default_rng(0).random((60, 2)), np.arange(60) % 3
+    x = np.random.default_rng(0).random((60, 2))
+    labels = np.arange(60) % 3
     for other, alike in ((labels, True), (np.roll(labels, 1), False)):
         cloud = mapuot.PointCloud(x, labels=(labels, other), across=math.inf, form=None)
         result = mapuot.solve(cloud, reg=0.1, reg_m=1.0)
@@ -505,8 +552,10 @@ def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, first, using)
     using(CURVATURE, first_steps=first)
     x, y, a, b = cloud_pair(d=3 if weights else 2)
     a[2], b[3] = 0.0, 0.0  # which do not count
-    a, b = a / a.sum(), b / b.sum()
-    w, h = np.random.default_rng(1).normal(size=x.shape), 1e-5
+    a = a / a.sum()
+    b = b / b.sum()
+    w = np.random.default_rng(1).normal(size=x.shape)
+    h = 1e-5
     there, back = (solved(x + t * w, y, a, b, reg, reg_m, weights).gradient().x for t in (h, -h))
     got = solved(x, y, a, b, reg, reg_m, weights).hvp(w, tol=1e-10)
     want = (there - back) / (2 * h)
@@ -521,12 +570,14 @@ def test_clusters_that_hardly_exchange_mass(m, n, reg_m):
     rng = np.random.default_rng(0)
     x, y = (rng.integers(0, 3, (k, 1)) + 0.02 * rng.normal(size=(k, 2)) for k in (m, n))
     result = solved(x, y, np.full(m, 1 / m), np.full(n, 1 / n), 2e-3, reg_m)
-    rows, cols = rng.normal(size=m) / m, rng.normal(size=n) / n
+    rows = rng.normal(size=m) / m
+    cols = rng.normal(size=n) / n
     cols -= (cols.sum() - rows.sum()) / n
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         df, dg = curvature.potentials_moved(result, rows, cols, False, 1e-9, 1000)
-    P, rates = result.plan, [0.002 / rho for rho in np.broadcast_to(reg_m, 2)]
+    P = result.plan
+    rates = [0.002 / rho for rho in np.broadcast_to(reg_m, 2)]
     diagonals = (np.diag((1 + k) * z) for k, z in zip(rates, (P.sum(1), P.sum(0)), strict=True))
     image = np.block([[next(diagonals), P], [P.T, next(diagonals)]]) @ np.r_[df, dg]
     assert np.abs(image - np.r_[rows, cols]).max() <= 1e-9 * np.abs(np.r_[rows, cols]).max()
@@ -552,13 +603,15 @@ def test_it_is_symmetric_and_a_loose_tol_is_nearly_right(using):
 def test_both_sides_of_a_cloud_with_itself_move(reg, reg_m, symmetric):
     x, _, a, _ = cloud_pair(14)
     a[3] = 0.0
-    w, h = np.random.default_rng(1).normal(size=x.shape), 1e-6 if reg < 0.01 else 1e-5
+    w = np.random.default_rng(1).normal(size=x.shape)
+    h = 1e-6 if reg < 0.01 else 1e-5
     moved = (x + t * w for t in (0.0, h, -h))
     result, there, back = (solved(z, z.copy(), a, a, reg, reg_m, symmetric=symmetric) for z in moved)
     want = (there.gradient().x + there.gradient().y - back.gradient().x - back.gradient().y) / (2 * h)
     got = result.hvp(w, tol=1e-10, both=True)
     assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
-    slope, value = result.gradient(), [2 * (w * z.gradient().x).sum() for z in (there, back)]
+    slope = result.gradient()
+    value = [2 * (w * z.gradient().x).sum() for z in (there, back)]
     assert (there.dual - back.dual) / (2 * h) == pytest.approx(np.mean(value), rel=1e-4, abs=1e-9)
     np.testing.assert_array_equal(slope.x, slope.y)
 
@@ -569,20 +622,30 @@ def test_both_sides_of_a_cloud_with_itself_move(reg, reg_m, symmetric):
 def drawn(seed):
     """Return a cloud of any size, dimension and distance from the origin, and the same problem in arrays."""
     rng = np.random.default_rng([43, seed])
-    (m, n), d = rng.integers(1, 50, 2), rng.integers(1, 20)
+    (m, n) = rng.integers(1, 50, 2)
+    d = rng.integers(1, 20)
     away = 10.0 ** rng.integers(-1, 3) * rng.integers(0, 2)
     x, y = (rng.normal(size=(k, d)) + away * rng.normal(size=d) for k in (m, n))
-    r, c = rng.normal(size=m), rng.normal(size=n)
+    r = rng.normal(size=m)
+    c = rng.normal(size=n)
     if seed % 3 == 0:
-        r, c = (x**2).sum(1) / 2, (y**2).sum(1) / 2  # squared distances: their terms cancel
-    scale, weights = 10.0 ** rng.uniform(-1, 1), rng.random(d) + 0.1 if seed % 4 == 1 else np.ones(d)
+        # squared distances: their terms cancel
+        r = (x**2).sum(1) / 2
+        c = (y**2).sum(1) / 2
+    scale = 10.0 ** rng.uniform(-1, 1)
+    if seed % 4 == 1:
+        weights = rng.random(d) + 0.1
+    else:
+        weights = np.ones(d)
     r = r - float((r[:, None] + c - (x * weights) @ y.T).min())
     M = scale * (r[:, None] + c - (x * weights) @ y.T)
     span = float(np.ptp(M)) or 1.0
-    a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
+    a = rng.random(m) + 0.1
+    b = rng.random(n) + 0.1
     reg_m = tuple(span * 10.0 ** rng.uniform(-2, 1) if rng.random() < 0.8 else math.inf for _ in range(2))
     b *= a.sum() / b.sum() if min(reg_m) == math.inf else 1.0
-    form, given = (None, "auto")[seed % 2], weights if seed % 4 == 1 else None
+    form = (None, "auto")[seed % 2]
+    given = weights if seed % 4 == 1 else None
     cloud = mapuot.PointCloud(x, y, "inner", scale, given, form=form, addends=(r, c))
     return cloud, Case(M, a, b, span * 10.0 ** rng.uniform(-2.2, 0), reg_m)
 
@@ -593,7 +656,8 @@ def test_certificates_of_random_problems_are_true(backend, part):
     for seed in range(10 * part, 10 * part + (10 if backend == "cpu" else 3)):
         cloud, case = drawn(seed)
         np.testing.assert_allclose(np.asarray(cloud), case.M, atol=1e-11 * cloud.scale * np.abs(cloud.x).max() ** 2)
-        precision, tol = ("auto", "float64")[seed % 2], 10.0 ** -(2 + seed % 7)
+        precision = ("auto", "float64")[seed % 2]
+        tol = 10.0 ** -(2 + seed % 7)
         result = case.replace(M=cloud).solve(backend=backend, precision=precision, tol=tol)
         assert result.converged, result
         worth = 4e-13 * float(sum(np.abs(z).max() for z in (*cloud.addends, cloud.x)) ** 2) / case.reg

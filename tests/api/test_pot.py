@@ -33,8 +33,12 @@ pytestmark = [
 def test_named_methods_are_nearer_than_pots(reg_m, reference, count):
     a, b, M, c = arrays()
     if reg_m == np.inf:
-        a, b = a / a.sum(), b / b.sum()
-    rest = {"reg_type": "kl", "c": c} if reference == "matrix" else {"reg_type": reference}
+        a = a / a.sum()
+        b = b / b.sum()
+    if reference == "matrix":
+        rest = {"reg_type": "kl", "c": c}
+    else:
+        rest = {"reg_type": reference}
     call = dict(a=a, b=b, M=M, reg=REG, reg_m=reg_m, numItermax=count, log=True, **rest)
     given = {"kl": "product", "entropy": "uniform", "matrix": c}[reference]
     exact = mapuot.solve(M, a, b, reg=REG, reg_m=reg_m, reference=given, tol=1e-11)
@@ -100,9 +104,14 @@ def test_float32_stays_float32():
 
 
 def test_lists_tables_and_empty_marginals():
-    pandas, (a, b, M, _) = pytest.importorskip("pandas"), arrays()
-    rows, B, A, square = list("abcdefghijklm"), np.stack([b, b[::-1]], 1), np.stack([a, a[::-1]], 1), M @ M.T
-    table, half = pandas.DataFrame(M, index=rows), np.full(17, 1 / 17)
+    pandas = pytest.importorskip("pandas")
+    (a, b, M, _) = arrays()
+    rows = list("abcdefghijklm")
+    B = np.stack([b, b[::-1]], 1)
+    A = np.stack([a, a[::-1]], 1)
+    square = M @ M.T
+    table = pandas.DataFrame(M, index=rows)
+    half = np.full(17, 1 / 17)
     for method in (None, "sinkhorn"):
         for given, right in (
             ((a.tolist(), b.tolist(), M.tolist()), (a, b, M)), ((a, [], M), (a, half, M)),
@@ -118,7 +127,10 @@ def test_lists_tables_and_empty_marginals():
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_arrays_of_other_libraries_come_back(library):
     module = pytest.importorskip(library)
-    make, kind = (module.tensor, module.Tensor) if library == "torch" else (module.numpy.asarray, module.Array)
+    if library == "torch":
+        make, kind = module.tensor, module.Tensor
+    else:
+        make, kind = module.numpy.asarray, module.Array
     plain = arrays(dtype=np.float32)[:3]
     given = [make(x) for x in plain]
     plan, log = pot.sinkhorn_unbalanced(*given, REG, 1.0, "sinkhorn", log=True)
@@ -199,8 +211,13 @@ def test_the_gap_is_that_of_the_dual_problem(reg_m, hole, dtype):
         M[3], M[5, 7], a[4], b[2] = np.inf, np.inf, 0.0, 0.0
     plan, log = pot.mm_unbalanced(a, b, M, reg_m, log=True)
     assert plan.dtype == dtype
-    P, C = plan.astype(float), M.astype(float)
-    rhos, (r, s), (f, g) = np.broadcast_to(reg_m, 2), (P.sum(1), P.sum(0)), (log["f"], log["g"])
+    P = plan.astype(float)
+    C = M.astype(float)
+    rhos = np.broadcast_to(reg_m, 2)
+    r = P.sum(1)
+    s = P.sum(0)
+    f = log["f"]
+    g = log["g"]
     paid = divergence("kl", r, a, rhos[0]).sum() + divergence("kl", s, b, rhos[1]).sum()
     primal = (P * np.where(P > 0, C, 0)).sum() + paid
     assert (f[:, None] + g <= C + 1e-12).all()
@@ -278,7 +295,8 @@ def test_ot_solve_runs_on_mapuot(patched):
         assert_allclose(sol.value_linear, exact.cost, rtol=1e-8)
     again = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], potentials_init=sol.potentials)
     assert_allclose(again.plan, exact.plan, atol=1e-9)
-    A, square = np.stack([a, a[::-1]], axis=1), M @ M.T
+    A = np.stack([a, a[::-1]], axis=1)
+    square = M @ M.T
     found = ot.barycenter_unbalanced(A, square, REG, 1.0)
     assert_allclose(found, pot.barycenter_unbalanced(A, square, REG, 1.0), rtol=1e-12)
 
@@ -437,7 +455,11 @@ def test_other_gradients_go_through_pot_with_a_warning(patched):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for name in FUNCTIONS:
-            slopes, more = [], {} if "bary" in name else {"reg_type": "entropy"}
+            slopes = []
+            if "bary" in name:
+                more = {}
+            else:
+                more = {"reg_type": "entropy"}
             for function in (getattr(ot.unbalanced, name), theirs[name]):
                 args = [torch.tensor(x, requires_grad=True) for x in ((A, square) if "bary" in name else arrays()[:3])]
                 (function(*args, REG, 1.0, **more) ** 2).sum().backward()

@@ -11,10 +11,15 @@ from mapuot import pot
 
 ot = pytest.importorskip("ot")
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(14, 3)) * [3, 2, 1], RNG.normal(size=(11, 2)) * [2, 1]
-C, D, M = cdist(X, X), cdist(Y, Y), RNG.random((14, 11))
-P, Q = RNG.random(14) + 0.2, RNG.random(11) + 0.2
-P, Q = P / P.sum(), Q / Q.sum()
+X = RNG.normal(size=(14, 3)) * [3, 2, 1]
+Y = RNG.normal(size=(11, 2)) * [2, 1]
+C = cdist(X, X)
+D = cdist(Y, Y)
+M = RNG.random((14, 11))
+P = RNG.random(14) + 0.2
+Q = RNG.random(11) + 0.2
+P = P / P.sum()
+Q = Q / Q.sum()
 LONG = {"max_iter": 500, "tol": 1e-9, "max_iter_ot": 5000, "tol_ot": 1e-12, "unbalanced_solver": "sinkhorn_log"}
 
 
@@ -37,7 +42,10 @@ def test_unbalanced(alpha, rho):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_balanced(fused):
-    name = "entropic_fused_gromov_wasserstein" if fused else "entropic_gromov_wasserstein"
+    if fused:
+        name = "entropic_fused_gromov_wasserstein"
+    else:
+        name = "entropic_gromov_wasserstein"
     args = (M, C, D, P, Q) if fused else (C, D, P, Q)
     given = {"epsilon": 0.8, "G0": np.outer(P, Q)} | ({"alpha": 0.3} if fused else {})
     theirs, log = getattr(ot.gromov, name)(*args, log=True, max_iter=3000, tol=1e-12, **given)
@@ -77,7 +85,10 @@ def test_patched_functions_answer_what_they_can_and_leave_the_rest():
         with pot.patched():
             for name, (args, given) in calls.items():
                 for module in (ot.gromov, ot):
-                    found = getattr(module, name)(*args, **given) if hasattr(module, name) else None
+                    if hasattr(module, name):
+                        found = getattr(module, name)(*args, **given)
+                    else:
+                        found = None
                     if found is not None:
                         np.testing.assert_array_equal(found, getattr(pot, name)(*args, **given))
             for name, some in left.items():

@@ -35,7 +35,8 @@ RAGGED = [[1.0], [1.0, 2.0]]
 SQUARE = np.eye(4)
 MASKED = np.ma.array(np.ones((4, 4)), mask=True)
 POINTS = np.random.default_rng(0).random((9, 2))
-MASK, TWO = mapuot.SeededMask(0.3, 7), mapuot.SeededMask(0.3, 2)
+MASK = mapuot.SeededMask(0.3, 7)
+TWO = mapuot.SeededMask(0.3, 2)
 S, _, SA, SB = pairs(4, 5, 0.5)
 CSR = sparse.csr_array
 OUTSIDE = S.copy()
@@ -45,7 +46,8 @@ ON_GPU = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
 FULL = mapuot.PointCloud(POINTS[:4], POINTS[4:])
 GRID = mapuot.Grid((3, 2), 0.2)
 THREE = mapuot.multimarginal({(0, 1): SQUARE, (1, 2): SQUARE}, [np.ones(4)] * 3, reg=0.1, reg_m=1.0)
-ONE, M3 = np.ones(3), np.ones((3, 3))
+ONE = np.ones(3)
+M3 = np.ones((3, 3))
 INNER = mapuot.PointCloud(SQUARE, SQUARE, "inner", addends=(1.0, 1.0))
 EDGE = {(0, 1): M3}
 POTS = {**dict(zip("abM", arrays()[:3], strict=True)), "reg": 0.1, "reg_m": 1.0}
@@ -54,9 +56,11 @@ CLOUDS = [[POINTS[k : k + 4] for k in range(3)], [POINTS[k : k + 5] for k in ran
 PARTS = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
 APART_B = ("connects a[0], a[1] with b[0], b[1] only",
            "connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only")  # fmt: skip
-OPEN, CUT = np.arange(20.0).reshape(4, 5) % 7 / 7, np.ones((4, 5), bool)
+OPEN = np.arange(20.0).reshape(4, 5) % 7 / 7
+CUT = np.ones((4, 5), bool)
 CUT[:2, 3:] = False  # of masses .1, .1, .2, .3, .3 the last two need .6, of the two rows that have .5
-FORBIDDEN, UNEVEN = np.where(CUT, OPEN, np.inf), np.array([0.1, 0.1, 0.2, 0.3, 0.3])
+FORBIDDEN = np.where(CUT, OPEN, np.inf)
+UNEVEN = np.array([0.1, 0.1, 0.2, 0.3, 0.3])
 CUT_CALL = {"M": FORBIDDEN, "reg": 0.1, "reg_m": np.inf}
 TOLD = "b[3], b[4] with a[2], a[3] only, where 0.6 must be transported and 0.5 may be"
 WAYS = list(itertools.product(("auto", "sinkhorn"), ("cpu", "reference")))
@@ -720,7 +724,10 @@ def test_tensors_that_cannot_be_read_are_named(name, trouble):
         pytest.skip("numbers one by one, each of which is read")
     if name in ("M", "a", "b") and trouble in ("grad", "bfloat16"):
         pytest.skip("taken as data, and as float32: test_torch.py")
-    value = (spoiled, CASE.b) if name == "warm_start" else spoiled
+    if name == "warm_start":
+        value = (spoiled, CASE.b)
+    else:
+        value = spoiled
     with pytest.raises(
         (TypeError, ValueError), match=rf"^{name}\b.*(read as an array|real numbers|a positive number|must be a Result)"
     ):
@@ -760,7 +767,8 @@ def test_a_callback_cannot_change_the_certificate(backend):
 
 
 def told(code, **environment):
-    command, environment = [sys.executable, "-c", code], {**os.environ, **environment}
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, **environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -893,7 +901,8 @@ def test_told_where_and_only_where_there_is_no_plan():
         m, n = rng.integers(2, 6, 2)
         allowed = rng.random((m, n)) < 0.6
         allowed[np.arange(max(m, n)) % m, np.arange(max(m, n)) % n] = True
-        a, b = rng.integers(1, 5, m) * 1.0, rng.integers(1, 5, n) * 1.0
+        a = rng.integers(1, 5, m) * 1.0
+        b = rng.integers(1, 5, n) * 1.0
         b *= a.sum() / b.sum()
         M = np.where(allowed, rng.random((m, n)), np.inf)
         if most_wanting(allowed, a, b) > 1e-9:
@@ -915,11 +924,15 @@ def test_a_flow_shows_what_potentials_do_not():
         m, n = rng.integers(2, 6, 2)
         M = np.where(rng.random((m, n)) < 0.5, rng.random((m, n)), np.inf)
         M[0] = M[:, 0] = 0.0  # one part
-        a, b = rng.integers(1, 5, m) * 1.0, rng.integers(1, 5, n) * 1.0
+        a = rng.integers(1, 5, m) * 1.0
+        b = rng.integers(1, 5, n) * 1.0
         b *= a.sum() / b.sum()
         hard = seed % 3 > 0
         reg_m = np.inf if hard else (np.inf, 1.0)
-        cost = CSR(np.where(np.isfinite(M), M + 1, 0.0)) if seed % 2 else M
+        if seed % 2:
+            cost = CSR(np.where(np.isfinite(M), M + 1, 0.0))
+        else:
+            cost = M
         problem = Problem.from_arrays(cost, a, b, 0.2, reg_m, "kl", "product", pick("cpu"))
         infeasible = hard and most_wanting(np.isfinite(M), a, b) > 1e-9
         told += infeasible

@@ -32,7 +32,8 @@ def test_the_dual_value_is_summed_in_float64(reg_m):
     """`dual` is the formula at the answer's potentials: passes over a float32 K know 8 digits of it."""
     case = clouds(150, 140, reg=0.05, ratio=1.3).replace(reg_m=reg_m)
     result = case.solve(precision="mixed", tol=1e-5)
-    (f, g), (rho, sigma) = (x.astype(np.longdouble) for x in result.potentials), np.broadcast_to(reg_m, 2)
+    (f, g) = (x.astype(np.longdouble) for x in result.potentials)
+    (rho, sigma) = np.broadcast_to(reg_m, 2)
     plan = np.outer(case.a, case.b) * np.exp((f[:, None] + g - case.M) / case.reg)
     total = rho * (case.a @ -np.expm1(-f / rho)) + case.reg * (case.a.sum() * case.b.sum() - plan.sum())
     total += case.b @ g if np.isinf(sigma) else sigma * (case.b @ -np.expm1(-g / sigma))
@@ -59,11 +60,15 @@ def test_plan_in_the_callers_memory(n, backend):
 @pytest.mark.parametrize("entries", [3 * 70, 1 << 22])
 def test_pairs_are_drawn_from_the_plan(entries, method, backend, using):
     using(BLOCKS, plan_entries=entries)
-    case, size = with_forbidden(with_zeros(clouds(11, 70, reg=0.2, ratio=1.5))), 200_000  # 70 columns: five runs
+    # 70 columns: five runs
+    case = with_forbidden(with_zeros(clouds(11, 70, reg=0.2, ratio=1.5)))
+    size = 200_000
     result = case.solve(backend=backend, callback=None if entries > 210 else lambda stats: None)  # not the short way
     i, j = result.sample(size, seed=1, method=method)
-    plan, r = result.plan, result.plan.sum(1)
-    rows, used = np.bincount(i, minlength=11), np.flatnonzero(r)
+    plan = result.plan
+    r = result.plan.sum(1)
+    rows = np.bincount(i, minlength=11)
+    used = np.flatnonzero(r)
     if method == "rows":
         assert (np.diff(i) >= 0).all()
         assert (np.abs(rows[used] - size / len(used)) <= 1).all()
@@ -132,7 +137,8 @@ def test_methods_have_the_names_that_they_are_called_by():
 # ---- answers in files
 
 
-PLAIN, KL = clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4), ("kl", "kl")
+PLAIN = clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4)
+KL = ("kl", "kl")
 FORMATS = {".npz": "numpy", ".h5": "h5py", ".zarr": "zarr"}  # and the arguments that each needs
 KINDS = [
     ("dense", KL, {}), ("dense", ("range", "tv"), {"rho": "one a point"}),
@@ -147,7 +153,8 @@ KINDS = [
 def test_a_file_gives_the_answer_again(kind, pair, traits, suffix, tmp_path):
     pytest.importorskip(FORMATS[suffix])
     M, case, options = matrix.posed(kind, pair, matrix.PLAIN._replace(**traits))
-    result, path = matrix.solve(M, case, **options), tmp_path / f"answer{suffix}"
+    result = matrix.solve(M, case, **options)
+    path = tmp_path / f"answer{suffix}"
     result.save(path)
     again = mapuot.load(path, M, reference=options.get("reference"))
     for one in (mapuot.load(path), again):
@@ -158,7 +165,8 @@ def test_a_file_gives_the_answer_again(kind, pair, traits, suffix, tmp_path):
             assert getattr(one, name) == getattr(result, name), name
         assert store.trace_table(one.trace).tolist() == store.trace_table(result.trace).tolist()
         for side in ("rows", "cols"):
-            found, right = getattr(one.problem, side), getattr(result.problem, side)
+            found = getattr(one.problem, side)
+            right = getattr(result.problem, side)
             assert (found.penalty, found.name) == (right.penalty, right.name)
             np.testing.assert_array_equal([found.rho, found.weight], [right.rho, right.weight])
     assert again._repr_html_() == result._repr_html_()
@@ -168,7 +176,8 @@ def test_a_file_gives_the_answer_again(kind, pair, traits, suffix, tmp_path):
 
 
 def test_what_needs_m_says_so(tmp_path):
-    case, path = PLAIN, tmp_path / "answer.npz"
+    case = PLAIN
+    path = tmp_path / "answer.npz"
     case.solve().save(path)
     bare = mapuot.load(path)
     assert case.solve(warm_start=bare).n_passes <= 2

@@ -15,14 +15,17 @@ def softmax(rng, size):
 
 def drawn(seed=76):
     rng = np.random.default_rng(seed)
-    a, b = softmax(rng, 300), softmax(rng, 2)
+    a = softmax(rng, 300)
+    b = softmax(rng, 2)
     return rng.random((300, 2)), a, b
 
 
 def in_parts(seed):
     """Return two parts that no pair connects, each of half the mass up to rounding."""
     rng = np.random.default_rng(seed)
-    M, a, b = np.full((200, 6), np.inf), np.zeros(200, np.float32), np.zeros(6, np.float32)
+    M = np.full((200, 6), np.inf)
+    a = np.zeros(200, np.float32)
+    b = np.zeros(6, np.float32)
     for k in (0, 1):
         a[k::2], b[k::2], M[k::2, k::2] = softmax(rng, 100) / 2, softmax(rng, 3) / 2, rng.random((100, 3)) + 1e-3
     return M, a, b
@@ -58,15 +61,20 @@ def test_parts_whose_sums_differ_by_rounding_have_a_plan(form):
         if form == "batch":
             found = solve_batch(M, a[None], b[None], **CALL)[0]
         else:
-            given = sparse.csr_array(np.where(np.isfinite(M), M, 0.0)) if form == "sparse" else M
+            if form == "sparse":
+                given = sparse.csr_array(np.where(np.isfinite(M), M, 0.0))
+            else:
+                given = M
             found = solve(given, a, b, **CALL)
         assert found.converged
 
 
 def test_the_answer_is_that_of_masses_that_agree():
     M, a, b = drawn(0)
-    a, b = a.astype(float), b.astype(float)
-    found, even = solve(M, a, b, **CALL), solve(M, a, b * (a.sum() / b.sum()), **CALL)
+    a = a.astype(float)
+    b = b.astype(float)
+    found = solve(M, a, b, **CALL)
+    even = solve(M, a, b * (a.sum() / b.sum()), **CALL)
     assert np.abs(found.plan - even.plan).sum() < 1e-12
     np.testing.assert_allclose(found.problem.cols.mass, a.sum(), rtol=1e-14)
 

@@ -29,12 +29,15 @@ def solve(M, a, b, **options):
 def test_rows_of_every_length(isa, dtype, length):
     """Ends of vectors and of blocks are right in every instruction set, on all streams over M."""
     rng = np.random.default_rng(length)
-    m, n = 11, length + 5
+    m = 11
+    n = length + 5
     M = np.full((m, n), np.inf, dtype)
     for i in range(m):
         M[i, rng.choice(n, length if i % 3 else (i + length) // 2, replace=False)] = 0.5
     M[np.isfinite(M)] = rng.random(np.isfinite(M).sum())
-    a, b, Y = rng.random(m) + 0.1, rng.random(n) + 0.1, rng.random((m, 2))
+    a = rng.random(m) + 0.1
+    b = rng.random(n) + 0.1
+    Y = rng.random((m, 2))
     got = solve(csr_of(M), a, b, reg=0.2, tol=1e-8)
     want = solve(M, a, b, reg=0.2, tol=1e-8, backend="reference")
     assert got.converged
@@ -84,7 +87,8 @@ def test_the_plan_is_the_callers():
     S, _, a, b = pairs(20, 30, 0.3)
     S.data[0] = 1e5
     result = solve(S, a, b)
-    nnz, indices = S.nnz, S.indices.copy()
+    nnz = S.nnz
+    indices = S.indices.copy()
     result.plan.eliminate_zeros()
     assert result.plan.nnz < nnz == result.rows(0, 20).nnz
     assert (result.gather_plan() != result.plan).nnz == 0
@@ -94,7 +98,9 @@ def test_the_plan_is_the_callers():
 @pytest.mark.parametrize("reg_m", [1.0, 50.0, (np.inf, 5.0), (5.0, np.inf)])
 def test_parts_take_no_more_passes_than_one(backend, reg_m):
     """Eight parts with different masses solve like each of them alone: each has its own translation."""
-    parts, passes, alone = [], [], []
+    parts = []
+    passes = []
+    alone = []
     rng = np.random.default_rng(5)
     for seed in range(8):
         S, _, a, b = pairs(15, 15, 0.3, seed)
@@ -116,7 +122,8 @@ def test_parts_take_no_more_passes_than_one(backend, reg_m):
 def test_parts_that_can_be_balanced_are():
     """Parts that can be balanced are, and a point without mass connects none."""
     S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
-    a, b = np.ones(9), np.array([1.0, 1.0, 7.0])
+    a = np.ones(9)
+    b = np.array([1.0, 1.0, 7.0])
     assert solve(S, a, b, reg_m=np.inf).converged
     assert mapuot.solve_batch([S, S], a, b, reg=0.1, reg_m=np.inf).converged.all()
     chain = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
@@ -145,7 +152,9 @@ def test_a_batch_is_its_problems(each):
     """With one cost for all or one each, a batch has the bits of `solve`, and its plans' sum is theirs."""
     S, *_ = pairs(30, 24, 0.3, parts=2)
     rng = np.random.default_rng(0)
-    A, B, weights = rng.random((4, 30)) + 0.1, rng.random((4, 24)) + 0.1, np.array([1.0, -2.0, 0.5, 3.0])
+    A = rng.random((4, 30)) + 0.1
+    B = rng.random((4, 24)) + 0.1
+    weights = np.array([1.0, -2.0, 0.5, 3.0])
     data = rng.random((4, S.nnz)) if each else [S.data] * 4
     matrices = [sparse.csr_array((x, S.indices, S.indptr), shape=S.shape) for x in data]
     batch = mapuot.solve_batch(matrices if each else S, A, B, reg=0.1, reg_m=0.7, tol=1e-9)
@@ -157,7 +166,10 @@ def test_a_batch_is_its_problems(each):
         np.testing.assert_array_equal(batch.plan[i].data, alone.plan.data)
         plans.append(weights[i] * alone.plan.toarray())
     total = batch.plan_sum(weights)
-    found = np.stack([x.toarray() for x in total]) if each else total.toarray()
+    if each:
+        found = np.stack([x.toarray() for x in total])
+    else:
+        found = total.toarray()
     np.testing.assert_allclose(found, plans if each else sum(plans), atol=1e-9)
 
 
@@ -186,7 +198,8 @@ def test_storage_finer_than_tol_needs():
 def test_names_of_pot(dtype, given):
     """One target has a sparse plan, several return costs; a reference may be stored, too."""
     S, M, a, b = pairs(40, 30, 0.3, parts=3, dtype=dtype)
-    B, c = np.stack([b, b[::-1]], 1), np.random.default_rng(0).random(M.shape)
+    B = np.stack([b, b[::-1]], 1)
+    c = np.random.default_rng(0).random(M.shape)
     rtol = 1e-8 if dtype == np.float64 else 2e-5
     got, want = ({"M": x, "reg": 0.1, "reg_m": (1.0, 4.0), "stopThr": 1e-11} for x in (S, M))
     if given:
@@ -210,7 +223,8 @@ def test_names_of_pot(dtype, given):
 def test_costs_of_neighbours(metric, weights):
     """The k least costs of each row, and if symmetric of each column, equal SciPy's matrix."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((60, 3)) + 0.1, rng.random((40, 3)) + 0.2
+    x = rng.random((60, 3)) + 0.1
+    y = rng.random((40, 3)) + 0.2
     M = np.asarray(mapuot.PointCloud(x, y, metric, 0.7, weights))
     for symmetric in (False, True):
         S = mapuot.knn_cost(x, y, 5, metric=metric, scale=0.7, weights=weights, symmetric=symmetric)
@@ -230,7 +244,8 @@ def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
     """Costs come from products in blocks; for a cluster far from the mean, where products cancel, from differences."""
     monkeypatch.setattr(sys.modules["mapuot.api.certify"], "BLOCK", 300)
     rng = np.random.default_rng(0)
-    x, y = rng.random((60, 40)), rng.random((50, 40))
+    x = rng.random((60, 40))
+    y = rng.random((50, 40))
     x[:20, 0] += far
     y[:25, 0] += far
     M = np.asarray(mapuot.PointCloud(x, y, metric))
@@ -248,7 +263,8 @@ def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
 def test_costs_of_given_neighbours_and_within_a_radius(metric, d):
     """Indices with -1 for absent ones, the pattern of any sparse matrix, and all pairs that cost little."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((30, d)) + 0.1, rng.random((20, d))
+    x = rng.random((30, d)) + 0.1
+    y = rng.random((20, d))
     how = {"metric": metric, "scale": 0.7, "weights": rng.random(d) + 0.5}
     M = np.asarray(mapuot.PointCloud(x, y, **how))
     index = np.argsort(M, 1)[:, :4]
@@ -281,7 +297,10 @@ def test_the_bound_is_true(form, reference, change):
     Stored costs may differ from the formula: with lower ones a plan once had the bound 0 below its true price.
     """
     rng = np.random.default_rng(3)
-    x, y, a, b = rng.random((50, 2)), rng.random((60, 2)), rng.random(50) + 0.1, rng.random(60) + 0.1
+    x = rng.random((50, 2))
+    y = rng.random((60, 2))
+    a = rng.random(50) + 0.1
+    b = rng.random(60) + 0.1
     cloud = mapuot.PointCloud(x, y)
     M = {"points": cloud, "array": np.asarray(cloud), "function": lambda i0, i1: np.asarray(cloud)[i0:i1]}[form]
     sides = [(1.0, "kl"), ((0.2, 5.0), "kl"), (0.3, "tv"), (1.0, ("l2", "kl")), ((np.inf, 1.0), "kl")]
@@ -309,7 +328,10 @@ def test_the_bound_is_true(form, reference, change):
 @pytest.mark.parametrize("penalty", ["kl", "l2", ("balanced", "kl")])
 def test_refinement_ends_within_tol(penalty):
     rng = np.random.default_rng(4)
-    x, y, a, b = rng.random((150, 2)), rng.random((120, 2)), rng.random(150) + 0.1, rng.random(120) + 0.1
+    x = rng.random((150, 2))
+    y = rng.random((120, 2))
+    a = rng.random(150) + 0.1
+    b = rng.random(120) + 0.1
     cloud = mapuot.PointCloud(x, y)
     result = mapuot.solve(mapuot.knn_cost(x, y, 2), a, b, reg=0.002, reg_m=1.0, penalty=penalty)
     true = mapuot.solve(cloud, a, b, reg=0.002, reg_m=1.0, penalty=penalty, tol=1e-7)
@@ -333,14 +355,22 @@ def test_refinement_ends_within_tol(penalty):
 def test_refinement_solves_m_itself_where_most_pairs_matter(reg, few):
     """A plan that spreads over all pairs is found by one dense solve, a sharp plan by stored pairs."""
     rng = np.random.default_rng(1)
-    x, y, a, b = rng.random((1100, 2)), rng.random((1000, 2)), rng.random(1100), rng.random(1000)
-    a, b, cloud = a / a.sum(), b / b.sum(), mapuot.PointCloud(x, y)
+    x = rng.random((1100, 2))
+    y = rng.random((1000, 2))
+    a = rng.random(1100)
+    b = rng.random(1000)
+    a = a / a.sum()
+    b = b / b.sum()
+    cloud = mapuot.PointCloud(x, y)
     result = mapuot.solve(mapuot.knn_cost(x, y, 10), a, b, reg=reg, reg_m=1.0)
     true = mapuot.solve(cloud, a, b, reg=reg, reg_m=1.0, tol=1e-8)
     found = mapuot.certify(result, cloud, refine=True)
     assert found.converged
     assert sparse.issparse(found.result.plan) == few
-    plan = found.result.plan.toarray() if few else found.result.plan
+    if few:
+        plan = found.result.plan.toarray()
+    else:
+        plan = found.result.plan
     assert np.abs(plan - true.plan).sum() <= (found.error_bound + 1e-8) * true.mass
     assert found.dual - 1e-12 <= true.objective <= found.objective + 1e-12
     assert few or (found.rounds, found.missing, len(found.pairs[0])) == (1, 0.0, 0)
@@ -350,9 +380,11 @@ def test_refinement_solves_m_itself_where_most_pairs_matter(reg, few):
 def test_refining_tells_what_it_did_not_reach_and_finds_columns_without_pairs():
     """Masses in persons, each row's nearest columns alone: a column that is nobody's nearest has no potential yet."""
     rng = np.random.default_rng(0)
-    x, y = 900 * rng.random((150, 2)), 1500 * rng.random((120, 2))
+    x = 900 * rng.random((150, 2))
+    y = 1500 * rng.random((120, 2))
     a, b = (np.exp(rng.normal(9.5, 1.2, k)) for k in (150, 120))
-    cloud, options = mapuot.PointCloud(x, y, "euclidean"), {"reg": 20.0, "reg_m": 500.0}
+    cloud = mapuot.PointCloud(x, y, "euclidean")
+    options = {"reg": 20.0, "reg_m": 500.0}
     result = mapuot.solve(mapuot.knn_cost(x, y, 5, metric="euclidean", symmetric=False), a, b, **options)
     told = "certify not converged: after 1 rounds, with 1750 pairs, .* raise"
     with pytest.warns(mapuot.ConvergenceWarning, match=told):
@@ -360,7 +392,8 @@ def test_refining_tells_what_it_did_not_reach_and_finds_columns_without_pairs():
     assert not once.converged
     assert len(repr(once)) < 200
     assert "\n" not in repr(once)
-    found, dense = mapuot.certify(result, cloud, refine=True), mapuot.solve(cloud, a, b, **options)
+    found = mapuot.certify(result, cloud, refine=True)
+    dense = mapuot.solve(cloud, a, b, **options)
     assert found.converged
     assert found.rounds < 6
     assert abs(found.result.plan.toarray() - dense.plan).sum() <= (found.error_bound + dense.error_bound) * dense.mass
@@ -380,7 +413,8 @@ def write_group(file, inside, given):
 @pytest.mark.parametrize("kind", ["packed.npz", "S.npz", "S.h5", "S.h5ad"])
 def test_files(tmp_path, kind, form):
     S, _, a, b = pairs(20, 30, 0.3)
-    path, given = tmp_path / kind, S.asformat(form)
+    path = tmp_path / kind
+    given = S.asformat(form)
     if path.suffix == ".npz":
         sparse.save_npz(path, given, compressed="packed" in kind)
     elif form == "coo":
@@ -388,7 +422,8 @@ def test_files(tmp_path, kind, form):
     else:
         with pytest.importorskip("h5py").File(path, "w") as file:
             write_group(file, "X" if path.suffix == ".h5ad" else "some/M", given)
-    path = f"{path}:some/M" if path.suffix == ".h5" else path
+    if path.suffix == ".h5":
+        path = f"{path}:some/M"
     np.testing.assert_array_equal(solve(path, a, b).plan.data, solve(S, a, b).plan.data)
 
 
@@ -396,7 +431,10 @@ class Slices:
     """An array of a file that records the entries read from it."""
 
     def __init__(self, array):
-        self.array, self.shape, self.dtype, self.read = array, array.shape, array.dtype, []
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.read = []
 
     def __getitem__(self, part):
         self.read.append((part.start, part.stop))
@@ -424,7 +462,8 @@ def test_rows_of_files_come_in_blocks(form, seed, using):
     for i0, i1 in ((0, int(m)), tuple(map(int, cuts))):
         for array in arrays.values():
             array.read.clear()
-        got, want = file.read(i0, i1), Sparse.of_matrix(S[i0:i1])
+        got = file.read(i0, i1)
+        want = Sparse.of_matrix(S[i0:i1])
         for name in ("data", "column", "start"):
             np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
             assert getattr(got, name).dtype == getattr(want, name).dtype
@@ -437,10 +476,12 @@ def test_rows_of_files_come_in_blocks(form, seed, using):
 
 def test_files_out_of_order_are_mended():
     """A file with falling indices and repeated pairs, in one block or two, is read as SciPy's sorted matrix."""
-    data, indices = np.arange(1.0, 9), np.array([3, 1, 1, 0, 2, 2, 2, 5])
+    data = np.arange(1.0, 9)
+    indices = np.array([3, 1, 1, 0, 2, 2, 2, 5])
     S = sparse.csr_array((data, indices, np.array([0, 3, 3, 8])), shape=(3, 6))
     for form, given in (("csr", S), ("csc", sparse.csc_array((data, indices, S.indptr), shape=(6, 3)))):
-        got, want = kept_pairs(given, form)[0].read(0, given.shape[0]), Sparse.of_matrix(given)
+        got = kept_pairs(given, form)[0].read(0, given.shape[0])
+        want = Sparse.of_matrix(given)
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
         assert got.size == want.size == 5
 

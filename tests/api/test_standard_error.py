@@ -16,7 +16,8 @@ COVERED = 0.92, 0.98  # of 95 %: 3 standard deviations of 1000 trials are 2 %, a
 def population():
     """Return the values and probabilities of two discrete distributions in the plane."""
     rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(12, 2)), rng.normal(size=(10, 2)) + 0.7
+    x = rng.normal(size=(12, 2))
+    y = rng.normal(size=(10, 2)) + 0.7
     return x, rng.dirichlet(np.full(12, 3.0)), y, rng.dirichlet(np.full(10, 3.0))
 
 
@@ -66,7 +67,10 @@ def test_coverage_of_the_divergence(samples, reg_m):
 def test_errors_of_all_pairs(own):
     rng = np.random.default_rng(0)
     clouds = [rng.normal(size=(k, 2)) + shift for k, shift in ((20, 0.0), (35, 1.0), (15, 2.0))]
-    how = {"scale_cost": "std", "scale_each": True} if own else {}
+    if own:
+        how = {"scale_cost": "std", "scale_each": True}
+    else:
+        how = {}
     D, E = mapuot.pairwise(clouds, reg=0.1, reg_m=1.0, standard_error=True, **how)
     assert_allclose(D, mapuot.pairwise(clouds, reg=0.1, reg_m=1.0, **how), rtol=1e-12)
     assert (E == E.T).all()
@@ -81,7 +85,8 @@ def test_errors_of_all_pairs(own):
 def test_masses_count_as_weights():
     """A point without mass is no draw, and one of each distribution tells nothing of its variance."""
     rng = np.random.default_rng(0)
-    M, a = rng.random((6, 5)), np.array([0.0, 1.0, 2.0, 1.0, 1.0, 1.0])
+    M = rng.random((6, 5))
+    a = np.array([0.0, 1.0, 2.0, 1.0, 1.0, 1.0])
     error = mapuot.solve(M, a, reg=0.2, reg_m=1.0).standard_error()
     assert error == pytest.approx(mapuot.solve(M[1:], a[1:], reg=0.2, reg_m=1.0).standard_error(), rel=1e-5)
     doubled = mapuot.solve_batch(M, np.stack([a, 2 * a]), reg=0.2, reg_m=1.0).standard_error()

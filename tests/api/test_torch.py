@@ -17,7 +17,8 @@ from mapuot import compiled  # noqa: E402
 from mapuot.torch import SamplesLoss, sinkhorn_divergence, sinkhorn_loss  # noqa: E402
 
 DEVICES = ["cpu", *(CUDA if torch.cuda.is_available() else [])]
-TIGHT, EXACT = {"tol": 1e-10, "threads": 1}, {"tol": 1e-11, "threads": 1}
+TIGHT = {"tol": 1e-10, "threads": 1}
+EXACT = {"tol": 1e-11, "threads": 1}
 REG_M = [1.0, (0.3, 5.0), 1e3]
 
 
@@ -25,7 +26,8 @@ def tensors(p=None, m=4, n=5, seed=0, own=False, dtype=torch.float64):
     """Return (a, b, M) with gradients asked for; masses differ."""
     rng = np.random.default_rng(seed)
     lead = () if p is None else (p,)
-    a, b = rng.uniform(0.3, 1, (*lead, m)), rng.uniform(0.3, 1.2, (*lead, n))
+    a = rng.uniform(0.3, 1, (*lead, m))
+    b = rng.uniform(0.3, 1.2, (*lead, n))
     M = rng.random((*lead, m, n) if own else (m, n))
     return [torch.tensor(x, dtype=dtype, requires_grad=True) for x in (a, b, M)]
 
@@ -97,7 +99,10 @@ def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
     def value(tensors):
         if loss == "points":
             return mapuot.torch.sample_loss(*tensors, reg=0.1, reg_m=1.0)
-        module = mapuot.torch.SinkhornLoss if loss == "loss" else mapuot.torch.SinkhornDivergence
+        if loss == "loss":
+            module = mapuot.torch.SinkhornLoss
+        else:
+            module = mapuot.torch.SinkhornDivergence
         return module(reg=0.1, reg_m=1.0)(*tensors)
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -172,7 +177,10 @@ def test_transforms_of_torch_func(dims, way, device):
         (torch.func.jacrev(loss, (0, 1, 2)), rows[0], [x[0] for x in right]),
         (torch.func.grad(lambda *x: mapped(*x).sum(), (0, 1, 2)), inputs, whole),
     ):
-        run = function if way == "called" else torch.compile(function, fullgraph=True, backend="aot_eager")
+        if way == "called":
+            run = function
+        else:
+            run = torch.compile(function, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(run(*given), type(run(*given))(wanted), rtol=1e-6, atol=1e-12)
     assert not compiled.KEPT
 
@@ -190,7 +198,8 @@ BROKEN = {
 @pytest.mark.parametrize("door", BROKEN)
 def test_a_solve_breaks_the_graph_of_a_compiler(door):
     torch.compiler.reset()
-    function, x = BROKEN[door], torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    function = BROKEN[door]
+    x = torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     compiled_one = torch.compile(function, backend="aot_eager")
     for given in (x, 2 * x):
         assert_allclose(compiled_one(given), function(given), rtol=1e-12)
@@ -209,7 +218,8 @@ def test_points_in_tensors_out():
 
 
 def test_transforms_of_points():
-    x, y = torch.rand(6, 2, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
+    x = torch.rand(6, 2, dtype=torch.float64)
+    y = torch.rand(5, 2, dtype=torch.float64)
 
     def loss(x):
         return mapuot.torch.SamplesLoss(blur=0.3, reach=1.0, tol=1e-9)(x, y)
@@ -225,8 +235,10 @@ def test_transforms_of_points():
 
 # ---- compiled programs
 
-X, Y = torch.linspace(0, 1, 18, dtype=torch.float64).reshape(9, 2), torch.linspace(0.2, 0.9, 14).reshape(7, 2)
-A, SQUARE = torch.linspace(0.05, 0.2, 9, dtype=torch.float64), (X[:, None] - X[None]).square().sum(-1)
+X = torch.linspace(0, 1, 18, dtype=torch.float64).reshape(9, 2)
+Y = torch.linspace(0.2, 0.9, 14).reshape(7, 2)
+A = torch.linspace(0.05, 0.2, 9, dtype=torch.float64)
+SQUARE = (X[:, None] - X[None]).square().sum(-1)
 COMPILED = {
     "one": (lambda M, a: 2 * sinkhorn_loss(M.sin(), a, reg=0.1, reg_m=1.0), (SQUARE, A)),
     "in float32": (lambda M: sinkhorn_loss(M, reg=0.1, reg_m=(1.0, 2.0)), (SQUARE.float(),)),
@@ -271,7 +283,8 @@ def test_a_compiled_loss_has_no_second_derivatives():
         torch.compile(torch.func.grad(lambda w: inner(SQUARE, w)[1]), fullgraph=True, backend="aot_eager")(scale)
     with pytest.raises(Exception, match="not over batches of them"):
         torch.compile(torch.vmap(COMPILED["batch"][0], (0, None)), backend="aot_eager")(SQUARE.expand(2, 2, 9, 9), A)
-    loss, M = COMPILED["in float32"][0], SQUARE.float().to_sparse_csr()
+    loss = COMPILED["in float32"][0]
+    M = SQUARE.float().to_sparse_csr()
     assert_allclose(torch.compile(loss, backend="aot_eager")(M), loss(M))
 
 
@@ -304,7 +317,10 @@ def test_gradcheck_of_stored_costs(reg_m, parts):
     """Gradients by a, b and the values, given directly or as parts of a CSR tensor; also for p problems."""
     a, b, _, values, csr = csr_case(parts=parts)
     for lead in ((), (2,)):
-        A = (a.detach() * torch.rand(*lead, 5, dtype=torch.float64) + 0.1).requires_grad_() if lead else a
+        if lead:
+            A = (a.detach() * torch.rand(*lead, 5, dtype=torch.float64) + 0.1).requires_grad_()
+        else:
+            A = a
         M = csr(torch.zeros_like(values))
         for loss in (
             lambda a, b, v: sinkhorn_loss(csr(v), a, b, reg=0.1, reg_m=reg_m, **TIGHT),
@@ -336,9 +352,11 @@ def test_the_gradient_is_a_csr_tensor():
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_unsorted_and_double_entries_have_slopes_of_their_own():
-    crow, col = torch.tensor([0, 3, 4]), torch.tensor([2, 0, 2, 1])
+    crow = torch.tensor([0, 3, 4])
+    col = torch.tensor([2, 0, 2, 1])
     values = torch.tensor([0.3, 0.2, 0.1, 0.4], dtype=torch.float64, requires_grad=True)
-    a, b = torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    a = torch.ones(2, dtype=torch.float64)
+    b = torch.ones(3, dtype=torch.float64)
     M = torch.sparse_csr_tensor(crow, col, torch.ones(4), (2, 3), check_invariants=False)
     sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, values=values, tol=1e-10).backward()
     leaf = torch.sparse_csr_tensor(crow, col, values.detach(), (2, 3), check_invariants=False).requires_grad_()
@@ -373,7 +391,8 @@ def test_gromov_loss_has_the_slopes_of_its_answer():
     given = [rng.normal(size=(9, 2)), rng.normal(size=(8, 3)), rng.random(9) + 0.2, rng.random(8) + 0.2]
     options = {"reg": 0.5, "reg_m": 5.0, "init": "independent"}
     tensors = [torch.tensor(z, requires_grad=True) for z in given]
-    value, result = mapuot.torch.gromov_loss(*tensors, **options), mapuot.gromov(*given, **options)
+    value = mapuot.torch.gromov_loss(*tensors, **options)
+    result = mapuot.gromov(*given, **options)
     (2 * value).backward()
     assert float(value) == result.value
     for tensor, slope in zip(tensors, result.gradient()[:4], strict=True):
@@ -392,8 +411,10 @@ def measures(*lead, n=9, m=7, d=2, mass=1.0, seed=0, dtype=torch.float64):
     """Return (a, x, b, y) with gradients asked for; b has ``mass`` times the mass of a."""
     rng = np.random.default_rng(seed)
     a, b = (rng.uniform(0.3, 1.0, (*lead, k)) for k in (n, m))
-    a, b = a / a.sum(-1, keepdims=True), mass * b / b.sum(-1, keepdims=True)
-    x, y = rng.random((*lead, n, d)), rng.random((*lead, m, d)) + 0.2
+    a = a / a.sum(-1, keepdims=True)
+    b = mass * b / b.sum(-1, keepdims=True)
+    x = rng.random((*lead, n, d))
+    y = rng.random((*lead, m, d)) + 0.2
     return [torch.tensor(z, dtype=dtype, requires_grad=True) for z in (a, x, b, y)]
 
 
@@ -414,8 +435,12 @@ def test_it_agrees_with_geomloss(p, reach, debias):
     values = theirs(*tensors), ours(*tensors)
     torch.testing.assert_close(*values, rtol=1e-4, atol=1e-4 if p == 1 and debias else 1e-6)  # |x - y| is 1e-4 at least
     want, got = (torch.autograd.grad(value.sum(), tensors) for value in values)
-    eps, rho = 0.3**p, np.inf if reach is None else reach**p
-    factor = 1.0 if reach is None else (rho + eps / 2) / (rho + eps)
+    eps = 0.3**p
+    rho = np.inf if reach is None else reach**p
+    if reach is None:
+        factor = 1.0
+    else:
+        factor = (rho + eps / 2) / (rho + eps)
     for k in (1, 3):
         assert (want[k] - factor * got[k]).abs().max() <= 1e-2 * got[k].abs().max()
     if debias:  # without it theirs forget that a is in the reference measure
@@ -486,7 +511,9 @@ def test_kernel_losses_of_lists_and_shared_clouds(name):
 
 @pytest.mark.parametrize("name", KERNEL_LOSSES)
 def test_kernel_losses_refuse_what_the_sinkhorn_loss_refuses(name):
-    x, y, a = torch.rand(3, 2), torch.rand(4, 2), torch.ones(3) / 3
+    x = torch.rand(3, 2)
+    y = torch.rand(4, 2)
+    a = torch.ones(3) / 3
     loss = SamplesLoss(name, blur=0.3)
     with pytest.raises(ValueError, match="x must be a non-empty matrix of points"):
         loss(x[:0], y)
@@ -511,7 +538,15 @@ def test_kernel_losses_in_transforms_and_programs():
 def test_samples_loss_gradcheck(p, reach, mass, debias):
     loss = SamplesLoss(p=p, blur=0.3, reach=reach, debias=debias, **EXACT)
     a, x, b, y = measures(n=3, m=4, mass=mass)
-    given, call = ((a, x, b, y), loss) if reach else ((x, y), lambda x, y: loss(a.detach(), x, b.detach(), y))
+    if reach:
+        given = (a, x, b, y)
+        call = loss
+    else:
+        given = (x, y)
+
+        def call(x, y):
+            return loss(a.detach(), x, b.detach(), y)
+
     assert torch.autograd.gradcheck(call, given, eps=1e-6, atol=2e-6, rtol=1e-5)
 
 
@@ -556,7 +591,8 @@ def test_clouds_of_several_sizes(p):
     value = loss(*map(list, tensors))
     alone = torch.stack([loss(*four) for four in several])
     torch.testing.assert_close(value, alone)
-    weights, flat = torch.tensor([1.0, -2.0, 0.5]), sum(tensors, ())
+    weights = torch.tensor([1.0, -2.0, 0.5])
+    flat = sum(tensors, ())
     slopes = (torch.autograd.grad((weights * v).sum(), flat) for v in (value, alone))
     for got, want in zip(*slopes, strict=True):
         torch.testing.assert_close(got, want)
@@ -564,13 +600,16 @@ def test_clouds_of_several_sizes(p):
     torch.testing.assert_close(nested, value)
     F, G = SamplesLoss(p=p, blur=0.3, reach=1.0, potentials=True)(*map(list, tensors))
     assert [(len(f), len(g)) for f, g in zip(F, G, strict=True)] == [(9, 7), (4, 12), (6, 6)]
-    x, (b, y) = torch.stack([z[:4] for z in tensors[1]]), (z[0] for z in tensors[2:])
+    x = torch.stack([z[:4] for z in tensors[1]])
+    (b, y) = (z[0] for z in tensors[2:])
     a = torch.stack([z[:4] for z in tensors[0]])
-    shared, own = loss(a, x, b, y), loss(a, x, torch.stack([b] * 3), torch.stack([y] * 3))
+    shared = loss(a, x, b, y)
+    own = loss(a, x, torch.stack([b] * 3), torch.stack([y] * 3))
     torch.testing.assert_close(shared, own)
     for got, want in zip(*(torch.autograd.grad((weights * v).sum(), (x, b, y)) for v in (shared, own)), strict=True):
         torch.testing.assert_close(got, want)
-    order, more = (1, 3, 0, 2), {"reg": 0.1, "reg_m": 1.0}
+    order = (1, 3, 0, 2)
+    more = {"reg": 0.1, "reg_m": 1.0}
     plain = mapuot.torch.sample_loss(*(list(tensors[k]) for k in order), **more)
     torch.testing.assert_close(plain[1], mapuot.torch.sample_loss(*(several[1][k] for k in order), **more))
 
@@ -595,14 +634,16 @@ def test_a_static_target_has_no_term_of_its_own(monkeypatch):
     """The value lacks OT(b, b); derivatives with respect to x are unchanged."""
     tensors = measures(2, mass=1.4)
     known = {"blur": 0.3, "reach": 1.0, **EXACT}
-    whole, static = SamplesLoss(**known), SamplesLoss(**known, static_y=True)
+    whole = SamplesLoss(**known)
+    static = SamplesLoss(**known, static_y=True)
     _, _, b, y = tensors
     own = SamplesLoss(**{**known, "debias": False})(b, y, b, y) + 0.3**2 * (b.sum(1) ** 2 - b.sum(1))  # OT(b, b)
     torch.testing.assert_close(static(*tensors), whole(*tensors) + 0.5 * own)
     slopes = (torch.autograd.grad(loss(*tensors).sum(), tensors[:2]) for loss in (whole, static))
     for left, right in zip(*slopes, strict=True):
         torch.testing.assert_close(left, right)
-    calls, solve = [], SamplesLoss.solve
+    calls = []
+    solve = SamplesLoss.solve
     monkeypatch.setattr(SamplesLoss, "solve", lambda self, *args: calls.append(args) or solve(self, *args))
     static(*(z.detach().clone() for z in tensors))
     assert len(calls) == 2
@@ -626,8 +667,12 @@ def test_gradgradcheck_by_x_alone(reach, how):
 def test_a_fixed_target_is_solved_with_itself_once(monkeypatch):
     """The self term is cached while the tensor and its numbers stay; the value equals a new loss's."""
     torch.manual_seed(0)
-    x, y = torch.rand(40, 2, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
-    loss, calls, at, solve = SamplesLoss(blur=0.1, reach=0.5), [], id(y), SamplesLoss.solve
+    x = torch.rand(40, 2, dtype=torch.float64)
+    y = torch.rand(30, 2, dtype=torch.float64)
+    loss = SamplesLoss(blur=0.1, reach=0.5)
+    calls = []
+    at = id(y)
+    solve = SamplesLoss.solve
 
     def noted(self, rows, *more):
         calls.append(id(rows.given) == at)
@@ -697,7 +742,8 @@ def test_a_result_of_tensors(dtype, options):
 def test_other_arguments_of_tensors():
     """The loss takes penalties of points, reference, start and plan memory; one tensor among arrays is enough."""
     M, a, b = case_tensors()
-    rho, c = torch.linspace(0.5, 2.0, 30), torch.rand(30, 40, dtype=torch.float64)
+    rho = torch.linspace(0.5, 2.0, 30)
+    c = torch.rand(30, 40, dtype=torch.float64)
     out = torch.zeros_like(M)
     found = mapuot.solve(M, a, b, reg=CASE.reg, reg_m=(rho, 1.0), reference=c, out=out)
     right = mapuot.solve(CASE.M, CASE.a, CASE.b, reg=CASE.reg, reg_m=(rho.numpy(), 1.0), reference=c.numpy())
@@ -719,8 +765,8 @@ def test_other_arguments_of_tensors():
 def test_a_batch_of_tensors():
     M, a, b = case_tensors()
     A = torch.stack([a, a.flip(0)])
-    found, right = (mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0),
-                    mapuot.solve_batch(CASE.M, A.numpy(), CASE.b, reg=0.1, reg_m=1.0))  # fmt: skip
+    found = mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0)
+    right = mapuot.solve_batch(CASE.M, A.numpy(), CASE.b, reg=0.1, reg_m=1.0)
     for name in ("log_u", "row_marginal", "gap", "error_bound", "cost", "n_passes", "converged"):
         assert_same(getattr(found, name), getattr(right, name))
     assert_same(found.plan, right.plan)
@@ -763,7 +809,8 @@ def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
 
     rng = np.random.default_rng(0)
     S = sparse.random_array((30, 20), density=0.4, rng=rng, format="csr")
-    a, b = rng.random(30) + 0.1, rng.random(20) + 0.1
+    a = rng.random(30) + 0.1
+    b = rng.random(20) + 0.1
     right = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9)
     for index in (torch.int32, torch.int64):
         places = torch.tensor(S.indptr, dtype=index), torch.tensor(S.indices, dtype=index)
@@ -787,7 +834,8 @@ def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
 def test_a_balanced_loss_stops_by_its_value(recwarn):
     """Rounding leaves the plan open: it once cost 36,000 products and a warning, at a value known to 3e-9."""
     torch.manual_seed(0)
-    x, y = torch.randn(2, 256, 4, dtype=torch.float64), torch.randn(2, 256, 4, dtype=torch.float64)
+    x = torch.randn(2, 256, 4, dtype=torch.float64)
+    y = torch.randn(2, 256, 4, dtype=torch.float64)
     found = {}
     for name, more in (("default", {}), ("sharp", {"tol_gap": 1e-7})):
         points = x.clone().requires_grad_()
@@ -796,7 +844,8 @@ def test_a_balanced_loss_stops_by_its_value(recwarn):
         found[name] = value.detach(), points.grad
     assert not recwarn.list
     assert_allclose(found["default"][0], found["sharp"][0], rtol=1e-6)
-    slope, sharp = found["default"][1], found["sharp"][1]
+    slope = found["default"][1]
+    sharp = found["sharp"][1]
     assert (slope - sharp).abs().sum() <= 1e-4 * sharp.abs().sum()
     M = torch.cdist(x[0], y[0]) ** 2 / 2
     for loss in (
@@ -818,7 +867,8 @@ def test_a_warning_names_the_line_that_calls_a_module():
 
 def test_a_barycenter_of_tensors_has_tensors():
     t = torch.linspace(0, 1, 21, dtype=torch.float64)
-    M, A = (t[:, None] - t) ** 2, torch.exp(-((t - torch.tensor([[0.3], [0.7]])) ** 2) / 0.01)
+    M = (t[:, None] - t) ** 2
+    A = torch.exp(-((t - torch.tensor([[0.3], [0.7]])) ** 2) / 0.01)
     found, right = (mapuot.barycenter(*x, reg=0.01, reg_m=1.0) for x in ((M, A), (M.numpy(), A.numpy())))
     assert isinstance(found.q, torch.Tensor)
     assert_allclose(found.q.numpy(), right.q)
@@ -839,7 +889,8 @@ def test_numbers_that_require_a_gradient_are_refused(name):
 
 def test_words_and_shapes_of_beginners_are_named():
     """Two clouds in place of costs, and words that no loss takes, are named by the loss that was called."""
-    x, y = torch.rand(8, 2), torch.rand(6, 2)
+    x = torch.rand(8, 2)
+    y = torch.rand(6, 2)
     for call, place in (
         (lambda: sinkhorn_loss(x, y, reg=0.1, reg_m=1.0), "mapuot.torch.sample_loss"),
         (lambda: mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0)(x, y), "mapuot.torch.sample_loss"),
@@ -862,14 +913,16 @@ def test_words_and_shapes_of_beginners_are_named():
 def test_scales_of_losses_may_be_weighted(how):
     """The loss in units of a weighted statistic is the loss at the reg and reg_m that the unit gives."""
     torch.manual_seed(0)
-    M, a = torch.rand(7, 7, dtype=torch.float64), torch.softmax(torch.randn(2, 7, dtype=torch.float64), 1)
+    M = torch.rand(7, 7, dtype=torch.float64)
+    a = torch.softmax(torch.randn(2, 7, dtype=torch.float64), 1)
     M = M + M.T
     b = torch.softmax(torch.randn(7, dtype=torch.float64), 0)
     unit = mapuot.solve_batch(M.numpy(), a.numpy(), b.numpy(), reg=0.1, reg_m=1.0, scale_cost=how).scale_cost
     for loss in (sinkhorn_loss, sinkhorn_divergence):
         found = loss(M, a, b, reg=0.1, reg_m=1.0, scale_cost=how)
         assert_allclose(found, loss(M, a, b, reg=0.1 * unit, reg_m=unit), rtol=1e-9)
-    x, y = torch.rand(7, 2, dtype=torch.float64), torch.rand(7, 2, dtype=torch.float64)
+    x = torch.rand(7, 2, dtype=torch.float64)
+    y = torch.rand(7, 2, dtype=torch.float64)
     unit = mapuot.solve_sample(
         x.numpy(), y.numpy(), a[0].numpy(), b.numpy(), reg=0.1, reg_m=1.0, scale_cost=how
     ).scale_cost

@@ -83,6 +83,7 @@ def test_a_file_and_a_start_keep_it(tmp_path):
 def test_the_potential_of_other_points_has_it():
     case = drawn(PAIRS["soft"])
     rng = np.random.default_rng(1)
-    x, y = rng.random((12, 2)), rng.random((9, 2))
+    x = rng.random((12, 2))
+    y = rng.random((9, 2))
     found = mapuot.solve(mapuot.PointCloud(x, y), case.a, case.b, reg=case.reg, reg_m=case.reg_m, tol=1e-9)
     np.testing.assert_allclose(found.potential(x), found.f, rtol=1e-12)

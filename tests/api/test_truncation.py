@@ -33,16 +33,23 @@ def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metri
     exact = mapuot.PointCloud(x, y, metric, truncate=None)
     want = mapuot.solve(exact, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-10)
     cloud = mapuot.PointCloud(x, y, metric, truncate=3.0)
-    options["warm_start"] = None if near is None else (want.log_u + near, want.log_v - 2 * near)
+    if near is None:
+        options["warm_start"] = None
+    else:
+        options["warm_start"] = (want.log_u + near, want.log_v - 2 * near)
     got = mapuot.solve(cloud, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=tol, **options)
     share = got.skipped.kept.share if got.skipped else 1.0
     assert share <= least
     off = np.abs(got.plan - want.plan).sum()
     penalties = {got.problem.rows.penalty, got.problem.cols.penalty}
-    strict, hard = penalties <= {"kl", "l2"}, 4 * want.error_bound * bool(penalties & {"balanced", "range"})
+    strict = penalties <= {"kl", "l2"}
+    hard = 4 * want.error_bound * bool(penalties & {"balanced", "range"})
     assert off <= (got.error_bound * (1 if strict else 5) + want.error_bound * 1.01) * got.mass
     assert got.dual <= want.objective + (1e-12 + hard) * abs(want.objective)  # without hard marginal errors
-    own = got.trace if "larger regs" not in got.how else got.trace[-1:]
+    if "larger regs" not in got.how:
+        own = got.trace
+    else:
+        own = got.trace[-1:]
     assert all(stat.dual <= want.objective + (1e-12 + hard) * abs(want.objective) for stat in own)
     assert got.objective - got.dual <= got.gap + 1e-9 * abs(got.objective)
     return got, want
@@ -82,12 +89,21 @@ def test_a_part_of_a_cloud_is_a_cloud(rows, reg_m):
 @pytest.mark.parametrize("precision", ["auto", "float64"])
 def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others(backend, precision):
     """Sums of kept pairs equal a matrix that forbids the others; on a line boxes of 128 points keep half of all."""
-    x, y, a, b = clouds() if backend == "cpu" else clouds(700, 600, 1)
+    if backend == "cpu":
+        x, y, a, b = clouds()
+    else:
+        x, y, a, b = clouds(700, 600, 1)
     a[10:140] = 0.0
-    reg, options = (5e-4, {}) if backend == "cpu" else (2e-4, {"near": 0.01, "backend": backend})
+    if backend == "cpu":
+        reg = 5e-4
+        options = {}
+    else:
+        reg = 2e-4
+        options = {"near": 0.01, "backend": backend}
     got, _ = compare(x, y, a, b, reg, least=0.6, precision=precision, **options)
     M = np.where(got.plan > 0, np.asarray(got.problem.cost), np.inf)
-    slopes, P = got.gradient(), got.plan
+    slopes = got.gradient()
+    P = got.plan
     assert np.abs(slopes.x - 2 * (P.sum(1)[:, None] * x - P @ y)).max() <= 1e-9
     np.testing.assert_allclose(got.apply(y), P @ y, rtol=1e-9)
     np.testing.assert_allclose(got.col_marginal, P.sum(0), rtol=1e-6)
@@ -136,12 +152,14 @@ def test_groups_correct_passes(monkeypatch, d, using):
     """Balanced sides and points without mass take a handful of passes, far fewer than without the correction."""
     using(GROUPS, usual_groups=800 if d > 1 else 200)
     using(BOXES, correction_passes=math.inf)  # of so few points no groups are cheap
-    reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
+    reg = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d]
+    passes = []
     correct = groups.Groups.correct
     for reg_m in (1.0, (1.0, math.inf), (math.inf, math.inf), (0.3, 20.0)):
         x, y, a, b = clouds(1500, 1300, d)
         a[:40] = 0.0
-        b = b * (a.sum() / b.sum()) if reg_m == (math.inf, math.inf) else b
+        if reg_m == (math.inf, math.inf):
+            b = b * (a.sum() / b.sum())
         want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=reg, reg_m=reg_m, tol=1e-9)
         for way in (correct, None):
             monkeypatch.setattr(groups.Groups, "correct", way)
@@ -149,7 +167,8 @@ def test_groups_correct_passes(monkeypatch, d, using):
             assert got.converged
             assert np.abs(got.plan - want.plan).sum() <= (2 * got.error_bound + want.error_bound) * want.mass
             passes.append(got.n_passes)
-    corrected, plain = passes[::2], passes[1::2]
+    corrected = passes[::2]
+    plain = passes[1::2]
     assert max(corrected) <= 7
     assert sum(corrected) <= 0.6 * sum(plain)
 
@@ -180,7 +199,8 @@ def test_a_correction_that_cannot_be_met_ends(monkeypatch, using):
     """Hard columns may want more than all groups of rows have: such problems once took 10,000 passes."""
     using(BOXES, correction_passes=math.inf)
     using(GROUPS, most_spread=math.inf, usual_groups=150)
-    found, carry_out = [], driver.carry_out
+    found = []
+    carry_out = driver.carry_out
     monkeypatch.setattr(driver, "carry_out", lambda *args: found.append(carry_out(*args)) or found[-1])
     x, y, *_ = clouds(700, 600)
     hard = y[:, 0] < 0.8
@@ -196,7 +216,8 @@ def test_named_methods_make_plain_passes(method, using):
     using(BOXES, correction_passes=math.inf)
     using(GROUPS, most_spread=math.inf, usual_groups=60)
     x, y, a, b = clouds()
-    start, errors = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=1e-3, reg_m=1.0, tol=0.5), []
+    start = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=1e-3, reg_m=1.0, tol=0.5)
+    errors = []
     options = {"method": method, "precision": "float64", "max_passes": 20, "warm_start": (start.log_u, start.log_v)}
     for truncate in (3.0, None):
         with pytest.warns(mapuot.ConvergenceWarning):
@@ -215,7 +236,8 @@ def test_almost_no_mass_makes_no_bound_small():
     found = Boxes(problem, native.SERIAL)
     *sides, _ = found.tilt(PassState(np.full(m, -745.0), np.zeros(n), r, s))
     assert problem.reg * found.mass == 0
-    row, col = np.full(found.rows.boxes, 1e-4), np.full(found.cols.boxes, 1e-4)
+    row = np.full(found.rows.boxes, 1e-4)
+    col = np.full(found.cols.boxes, 1e-4)
     share = found.share(row, col, found.growths(PassState(np.full(m, -745.0), np.zeros(n), r, s), sides))
     assert share.error >= np.sqrt(2 * row.sum())
 

@@ -20,7 +20,8 @@ from mapuot.api.tune import secants
 from mapuot.flow import OTPlanSampler
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.random((30, 2)), RNG.random((40, 2)) + 0.1
+X = RNG.random((30, 2))
+Y = RNG.random((40, 2)) + 0.1
 COSTS = {"dense": ((X[:, None] - Y) ** 2).sum(-1), "points": mapuot.PointCloud(X, Y),
          "sparse": sparse.csr_array(((X[:, None] - Y) ** 2).sum(-1) * (RNG.random((30, 40)) < 0.5)),
          "grid": mapuot.Grid((5, 6), spacing=0.2)}  # fmt: skip
@@ -36,9 +37,15 @@ def test_sharpness_is_the_share_of_the_entropy_that_the_plan_lacks(kind, referen
     if reference == "matrix" and kind in ("sparse", "grid"):
         pytest.skip("takes a reference of its own kind, or none")
     M = COSTS[kind]
-    c = RNG.random(M.shape) if reference == "matrix" else reference
+    if reference == "matrix":
+        c = RNG.random(M.shape)
+    else:
+        c = reference
     result = mapuot.solve(M, RNG.random(M.shape[0]), reg=0.02, reg_m=(1.0, 0.1), reference=c)
-    P = result.plan.toarray() if kind == "sparse" else np.asarray(result.plan)
+    if kind == "sparse":
+        P = result.plan.toarray()
+    else:
+        P = np.asarray(result.plan)
     P = P / P.sum()
     both = entropy(P.sum(0)), entropy(P.sum(1))
     assert abs(result.sharpness - (sum(both) - entropy(P)) / min(both)) < 1e-9
@@ -58,7 +65,8 @@ def test_sharpness_of_the_extremes():
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_sharpness_where_one_point_has_nearly_all_mass(kind, light):
     """Sharpness is right where one mass of two columns hides all entropies: entries one by one, in logarithms."""
-    M, b = COSTS["dense"][:, :2], np.array([1.0, light])
+    M = COSTS["dense"][:, :2]
+    b = np.array([1.0, light])
     result = mapuot.solve(sparse.csr_array(M) if kind == "sparse" else M, b=b, reg=0.02, reg_m=1e3, tol=1e-9)
     log = (result.log_u + np.log(1 / 30))[:, None] + result.log_v + np.log(b) - M / 0.02
     log -= np.log(np.exp(log).sum())
@@ -75,14 +83,18 @@ def test_sharpness_where_one_point_has_nearly_all_mass(kind, light):
 def test_the_map_at_the_sample_is_the_barycentric_map(metric, side):
     result = mapuot.solve(mapuot.PointCloud(X, Y, metric, weights=[1.0, 2.0]), reg=0.03, reg_m=(1.0, 0.5))
     P = np.asarray(result.plan)
-    here, there, P = (X, Y, P) if side == "rows" else (Y, X, P.T)
+    if side == "rows":
+        here, there = X, Y
+    else:
+        here, there, P = Y, X, P.T
     np.testing.assert_allclose(result.map(here, side=side), P @ there / P.sum(1)[:, None], atol=1e-9)
     np.testing.assert_allclose(result.map(here, there[:, 0], side), P @ there[:, 0] / P.sum(1), atol=1e-9)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "wfr"])
 def test_what_lies_between_begins_at_a_and_ends_at_b(metric):
-    a, b = RNG.random(30), RNG.random(40)
+    a = RNG.random(30)
+    b = RNG.random(40)
     far = np.vstack([X, [[9.0, 9.0]]])  # sends nothing, by "wfr" or by its price
     result = mapuot.solve(mapuot.PointCloud(far, Y, metric), np.append(a, 0.3), b, reg=0.02, reg_m=0.5)
     for t, points, masses in ((0.0, far, np.append(a, 0.3)), (1.0, Y, b)):
@@ -95,7 +107,8 @@ def test_what_lies_between_begins_at_a_and_ends_at_b(metric):
 def test_between_two_points_is_the_geodesic_of_two_masses():
     d, m0, m1 = 1.1, 0.7, 1.9
     result = mapuot.solve(mapuot.PointCloud([[0.2]], [[0.2 + d]], "wfr"), [m0], [m1], reg=1e-3, reg_m=1.0)
-    step, length = 1e-5, m0 + m1 - 2 * np.sqrt(m0 * m1) * np.cos(d)
+    step = 1e-5
+    length = m0 + m1 - 2 * np.sqrt(m0 * m1) * np.cos(d)
     for t in (0.1, 0.45, 0.8):
         before, now, after = (result.interpolate(s) for s in (t - step, t, t + step))
         # a straight line of the plane in polar coordinates: the radius is the root of the mass, the angle the way
@@ -112,7 +125,8 @@ def test_pairs_without_replacement_are_drawn_one_after_the_other():
     result = mapuot.solve(((np.arange(3.0)[:, None] - np.arange(2)) ** 2), reg=1.0, reg_m=1.0)
     p = np.asarray(result.plan).ravel() / result.plan.sum()
     wanted = np.array([[0 if i == j else p[i] * p[j] / (1 - p[i]) for j in range(6)] for i in range(6)])
-    seen, rng = np.zeros((6, 6)), np.random.default_rng(1)
+    seen = np.zeros((6, 6))
+    rng = np.random.default_rng(1)
     for _ in range(4000):
         i, j = result.sample(2, rng, replace=False)
         first, second = 2 * i + j
@@ -143,11 +157,14 @@ def odds_apart(x, wanted):
 @pytest.mark.parametrize(("penalty", "tries", "least"), [("kl", 8, 6), ("l2", 6, 4), ("tv", 3, 1)])
 def test_tune_returns_what_was_asked_or_names_the_nearest(penalty, tries, least):
     """The odds are within 1 % of the given odds; a share that jumps, or that no plan has, is an error."""
-    rng, found = np.random.default_rng(3), 0
+    rng = np.random.default_rng(3)
+    found = 0
     for _ in range(tries):
-        x, y = rng.integers(0, 4, (rng.integers(2, 20), 2)), rng.normal(size=(rng.integers(2, 20), 2))
+        x = rng.integers(0, 4, (rng.integers(2, 20), 2))
+        y = rng.normal(size=(rng.integers(2, 20), 2))
         M = ((x[:, None] - y) ** 2).sum(-1) * 10 ** rng.uniform(-3, 3)
-        a, b = rng.dirichlet(np.ones(len(x))), rng.dirichlet(np.ones(len(y)))
+        a = rng.dirichlet(np.ones(len(x)))
+        b = rng.dirichlet(np.ones(len(y)))
         mass, sharpness = rng.uniform(0.2, 0.95, 2)
         tuned = None
         with contextlib.suppress(ValueError):
@@ -175,7 +192,8 @@ def test_tune_returns_no_solve_that_failed(monkeypatch):
 
 
 def test_secants_end_where_both_functions_are_zero_alone():
-    root, jump = np.array([0.3, -0.2]), np.array([0.5, 0.5])
+    root = np.array([0.3, -0.2])
+    jump = np.array([0.5, 0.5])
     x = secants(lambda x: 2 * (np.array(x) - root) + 0.1 * (np.array(x) - root) ** 2, (0.0, 0.0))
     np.testing.assert_allclose(x, root, atol=2e-3)
     assert secants(lambda x: np.array(x) - root + jump * np.sign(np.array(x) - root), (0.0, 0.0)) is None
@@ -189,9 +207,13 @@ def test_tune_keeps_what_is_given():
 
 
 def scaled_calls():
-    M, clouds = ((X[:, None] - X) ** 2).sum(-1), [X[:9], X[9:14] + 1, X[14:]]
-    A, several, points = RNG.random((3, 30)), RNG.random((3, 30, 40)), np.concatenate(clouds)
-    pairs, of_clouds = [COSTS["sparse"], 2 * COSTS["sparse"]], mapuot.PointCloud(clouds, Y)
+    M = ((X[:, None] - X) ** 2).sum(-1)
+    clouds = [X[:9], X[9:14] + 1, X[14:]]
+    A = RNG.random((3, 30))
+    several = RNG.random((3, 30, 40))
+    points = np.concatenate(clouds)
+    pairs = [COSTS["sparse"], 2 * COSTS["sparse"]]
+    of_clouds = mapuot.PointCloud(clouds, Y)
     tree = {(0, 1): M, (1, 2): 3 * M}
     calls = {
         "batch": (M, lambda **x: mapuot.solve_batch(M, A, **x)),
@@ -214,7 +236,8 @@ def scaled_calls():
 @pytest.mark.parametrize(("costs", "call"), scaled_calls())
 def test_every_call_that_takes_reg_takes_scale_cost(costs, call, how):
     scale = float(getattr(np, how)(costs))
-    found, wanted = call(reg=0.1, reg_m=2.0, scale_cost=how), call(reg=0.1 * scale, reg_m=2.0 * scale)
+    found = call(reg=0.1, reg_m=2.0, scale_cost=how)
+    wanted = call(reg=0.1 * scale, reg_m=2.0 * scale)
     if isinstance(found, (float, np.ndarray)):
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9 * scale)
         return
@@ -230,8 +253,10 @@ def test_every_call_that_takes_reg_takes_scale_cost(costs, call, how):
 def test_weighted_scales_do_not_see_merged_points(how, kind):
     """Points with counts have the scale of the points one by one."""
     rng = np.random.default_rng(3)
-    x, y = rng.random((9, 2)), rng.random((8, 2))
-    counts, others = rng.integers(1, 5, 9), rng.integers(1, 5, 8)
+    x = rng.random((9, 2))
+    y = rng.random((8, 2))
+    counts = rng.integers(1, 5, 9)
+    others = rng.integers(1, 5, 8)
 
     def cost(x, y):
         M = ((x[:, None] - y) ** 2).sum(-1)
@@ -250,8 +275,10 @@ def test_weighted_scales_do_not_see_merged_points(how, kind):
 def test_weighted_scales_of_batches(how):
     """A batch has the scale of its points one by one; with scale_each each problem has the scale of its own solve."""
     rng = np.random.default_rng(5)
-    x, y = rng.random((3, 9, 2)), rng.random((3, 8, 2))
-    A, B = rng.integers(0, 5, (3, 9)) / 20, rng.integers(1, 5, (3, 8)) / 20
+    x = rng.random((3, 9, 2))
+    y = rng.random((3, 8, 2))
+    A = rng.integers(0, 5, (3, 9)) / 20
+    B = rng.integers(1, 5, (3, 8)) / 20
     M = ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
     numbers = {"reg": 0.1, "reg_m": 1.0, "scale_cost": how}
     lists = [*x[:, :7]], [*y]  # clouds of one size, and of two
@@ -269,7 +296,10 @@ def test_weighted_scales_of_batches(how):
         spread = [np.outer(a, b).ravel() for a, b in zip(weights, B, strict=True)]
         values = [((r[:, None] - c) ** 2).sum(-1).ravel() for r, c in zip(rows, y, strict=True)]
         counted = np.repeat(np.concatenate(values), np.rint(400 * np.concatenate(spread)).astype(int))
-        right = np.median(counted) if how == "weighted_median" else counted.mean()
+        if how == "weighted_median":
+            right = np.median(counted)
+        else:
+            right = counted.mean()
         assert whole.scale_cost == pytest.approx(right, rel=1e-12)
     shared = mapuot.solve_batch(M[0], A, B[0], scale_each=True, **numbers)
     right = [mapuot.solve(M[0], a, B[0], **numbers).scale_cost for a in A]
@@ -278,15 +308,18 @@ def test_weighted_scales_of_batches(how):
 
 def test_weighted_scales_of_divergences_and_spaces():
     rng = np.random.default_rng(6)
-    x, w = rng.random((6, 2)), np.array([0.0, 1, 2, 1, 4, 2]) / 10
+    x = rng.random((6, 2))
+    w = np.array([0.0, 1, 2, 1, 4, 2]) / 10
     M = ((x[:, None] - x) ** 2).sum(-1)
     numbers = {"reg": 0.1, "reg_m": 1.0}
     v = w[::-1].copy()
     unit = float(w @ M @ v)
     found = mapuot.sinkhorn_divergence(M, w, v, scale_cost="weighted_mean", **numbers)
     assert found == pytest.approx(mapuot.sinkhorn_divergence(M, w, v, reg=0.1 * unit, reg_m=unit), rel=1e-9)
-    clouds, masses = [x, x[:4] + 0.1], [w, w[1:5] / w[1:5].sum()]
-    both, all_w = np.vstack(clouds), np.concatenate(masses)
+    clouds = [x, x[:4] + 0.1]
+    masses = [w, w[1:5] / w[1:5].sum()]
+    both = np.vstack(clouds)
+    all_w = np.concatenate(masses)
     D = ((both[:, None] - both) ** 2).sum(-1)
     unit = float(all_w @ D @ all_w) / 4
     found = mapuot.pairwise(clouds, masses, scale_cost="weighted_mean", **numbers)
@@ -328,9 +361,11 @@ def linear(M, a, b, rho):
     """Return the optimum with total variation at rho, or balanced, by a linear program."""
     m, n = M.shape
     into = np.vstack([np.kron(np.eye(m), np.ones(n)), np.kron(np.ones(m), np.eye(n))])
-    cost, A = M.ravel(), into
+    cost = M.ravel()
+    A = into
     if np.isfinite(rho):
-        cost, A = np.r_[cost, np.full(2 * (m + n), rho)], np.hstack([into, np.eye(m + n), -np.eye(m + n)])
+        cost = np.r_[cost, np.full(2 * (m + n), rho)]
+        A = np.hstack([into, np.eye(m + n), -np.eye(m + n)])
     return linprog(cost, A_eq=A, b_eq=np.r_[a, b], method="highs").fun
 
 
@@ -371,7 +406,9 @@ def test_any_answer_gives_true_bounds(most):
     low, high = case.solve(max_passes=most).unregularised_bounds()
     assert low <= linear(case.M, case.a, case.b, 0.4) <= high
     rng = np.random.default_rng(1)
-    x, y, a = rng.random((30, 2)), rng.random((20, 2)), np.r_[np.zeros(5), np.full(25, 0.04)]
+    x = rng.random((30, 2))
+    y = rng.random((20, 2))
+    a = np.r_[np.zeros(5), np.full(25, 0.04)]
     M = ((x[:, None] - y) ** 2).sum(-1)
     options = {"reg": 1e-3, "reg_m": 0.5, "max_passes": most}
     of_array = mapuot.solve(M, a, **options).unregularised_bounds()
@@ -388,7 +425,8 @@ def test_a_lower_bound_counts_its_rounding():
     """For one pair of given mass the bounds enclose its cost to the last digit."""
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        c, reg = 10 ** rng.uniform(-2, 8), 10 ** rng.uniform(-6, 0)
+        c = 10 ** rng.uniform(-2, 8)
+        reg = 10 ** rng.uniform(-6, 0)
         low, high = mapuot.solve([[c]], [1.0], [1.0], reg=reg, reg_m=np.inf).unregularised_bounds()
         assert low <= c
         assert c - low <= 1e-12 * c
@@ -415,10 +453,15 @@ def test_no_upper_bound_where_some_mass_is_given(reg_m):
 
 def test_a_dual_value_counts_the_pairs_that_are_skipped():
     rng = np.random.default_rng(3)
-    x, y, reg, rho = rng.random((700, 2)), rng.random((600, 2)), 0.003, 0.5
+    x = rng.random((700, 2))
+    y = rng.random((600, 2))
+    reg = 0.003
+    rho = 0.5
     result = mapuot.solve(mapuot.PointCloud(x, y, truncate=10.0), reg=reg, reg_m=rho, tol=1e-2)
     assert result.skipped.hidden > 1e-9 * result.mass
-    M, a, b = np.asarray(mapuot.PointCloud(x, y)), 1 / 700, 1 / 600
+    M = np.asarray(mapuot.PointCloud(x, y))
+    a = 1 / 700
+    b = 1 / 600
     mass = np.exp(result.log_u[:, None] + result.log_v - M / reg).sum() * a * b
     sides = (rho * t * -np.expm1(-reg * log / rho).sum() for t, log in ((a, result.log_u), (b, result.log_v)))
     assert mass > result.mass
@@ -428,7 +471,9 @@ def test_a_dual_value_counts_the_pairs_that_are_skipped():
 @pytest.mark.parametrize("penalty", ["tv", "l2"])
 def test_points_without_mass_may_take_some_without_entropy(penalty):
     """The product of the masses forbids the pairs: all mass would go to the second row, at a cost of .2 at most."""
-    M, a, b = np.array([[10.0], [0.0]]), np.array([1.0, 0.0]), np.ones(1)
+    M = np.array([[10.0], [0.0]])
+    a = np.array([1.0, 0.0])
+    b = np.ones(1)
     result = mapuot.solve(M, a, b, reg=1e-3, reg_m=(0.1, 100.0), penalty=(penalty, "kl"))
     low, high = result.unregularised_bounds()
     assert low <= 0.2
@@ -441,7 +486,8 @@ def test_points_without_mass_may_take_some_without_entropy(penalty):
 @pytest.mark.parametrize("device", ["cpu", *CUDA])
 @pytest.mark.parametrize(("method", "reg_m"), [("sinkhorn", np.inf), ("unbalanced", 0.5)])
 def test_pairs_come_in_proportion_to_the_plan(method, reg_m, device):
-    x0, x1 = RNG.random((2000, 1)).round(), RNG.random((2000, 1)).round() + 0.5
+    x0 = RNG.random((2000, 1)).round()
+    x1 = RNG.random((2000, 1)).round() + 0.5
     M = (x0 - x1.T) ** 2
     P = mapuot.solve(M, reg=0.5, reg_m=reg_m).plan
     left, right = (np.eye(2)[(x - x.min()).astype(int)[:, 0]] for x in (x0, x1))
@@ -457,7 +503,8 @@ def test_pairs_come_in_proportion_to_the_plan(method, reg_m, device):
 
 @pytest.mark.parametrize(("n", "d"), [(1, 2), (40, 1), (60, 2), (50, 20)])
 def test_exact_pairs_are_the_cheapest_permutation(n, d):
-    x0, x1 = RNG.normal(size=(n, d)), RNG.normal(size=(n, d)) + 0.5
+    x0 = RNG.normal(size=(n, d))
+    x1 = RNG.normal(size=(n, d)) + 0.5
     M = ((x0[:, None] - x1) ** 2).sum(-1)
     sampler = OTPlanSampler("exact", seed=0)
     j = sampler.assigned(x0, x1)
@@ -481,7 +528,8 @@ def test_exact_pairs_of_equal_points():
 
 
 def test_images_labels_and_normalised_costs():
-    x0, x1 = RNG.random((16, 3, 4)), RNG.random((16, 3, 4))
+    x0 = RNG.random((16, 3, 4))
+    x1 = RNG.random((16, 3, 4))
     sampler = OTPlanSampler("unbalanced", 0.05, 1.0, normalize_cost=True, seed=0)
     assert repr(sampler) == "OTPlanSampler('unbalanced', reg=0.05, reg_m=1.0, normalize_cost=True)"
     with pytest.raises(TypeError, match=r"OTPlanSampler\(\) has no sampler: it takes method, reg, reg_m"):
@@ -512,7 +560,8 @@ def test_a_solve_that_goes_on_tells_what_is_wrong_when_it_is_asked():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler = OTPlanSampler("unbalanced", 1e-3, 1.0, max_passes=3)
-        late, bad = sampler.solved(x, y), sampler.solved(x, y * torch.nan)
+        late = sampler.solved(x, y)
+        bad = sampler.solved(x, y * torch.nan)
     with pytest.warns(mapuot.ConvergenceWarning):
         assert late.status == "max_passes"
     assert late.sample(5)[0].is_cuda

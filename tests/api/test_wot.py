@@ -28,7 +28,9 @@ def anndata_of(X, days, **columns):
 def by_scaling(C, G, epsilon, lambda1, lambda2, count=20000):
     """Return wot's fixed point by the formulas of its paper: a map with row sums of about G."""
     m, n = C.shape
-    K, u, v = np.exp(-C / epsilon) / n, np.ones(m), np.ones(n)
+    K = np.exp(-C / epsilon) / n
+    u = np.ones(m)
+    v = np.ones(n)
     b = np.full(n, G.sum() / n)
     for _ in range(count):
         u = (G / (K @ v)) ** (lambda1 / (lambda1 + epsilon))
@@ -39,7 +41,10 @@ def by_scaling(C, G, epsilon, lambda1, lambda2, count=20000):
 @pytest.mark.parametrize("growth", [None, "known"])
 def test_the_coupling_is_wots(growth):
     X, days, kind = course(((25, 15), (20, 12)))
-    rate = None if growth is None else np.where(kind == 0, 1.5, 0.6)
+    if growth is None:
+        rate = None
+    else:
+        rate = np.where(kind == 0, 1.5, 0.6)
     model = OTModel(X, days=days, growth=rate, tol=1e-10)
     C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
     C /= np.median(C)
@@ -70,7 +75,8 @@ def test_growth_that_was_put_in_is_found():
     X, days, kind = course()
     coupling = OTModel(X, days=days, growth_iters=15).coupling(0, 1)
     growth = coupling.growth
-    first, second = growth[kind[days == 0] == 0].mean(), growth[kind[days == 0] == 1].mean()
+    first = growth[kind[days == 0] == 0].mean()
+    second = growth[kind[days == 0] == 1].mean()
     assert first / second == pytest.approx((90 / 80) / (40 / 60), rel=0.03)
     assert len(coupling.growths) == 16
     one = OTModel(X, days=days).coupling(0, 1).growth
@@ -84,8 +90,10 @@ def test_growth_of_gene_sets():
     cells = anndata_of(X, days)
     cells.X, cells.var_names = np.hstack([X, rng.poisson(2.0, (len(X), 5))]), [f"gene {k}" for k in range(7)]
     z = (cells.X - cells.X.mean(0)) / cells.X.std(0)
-    birth, death = np.clip(z[:, [3, 4]], -5, 5).mean(1), np.clip(z[:, [2, 5, 6]], -5, 5).mean(1)
-    beta, delta = 0.3 + 1.4 / (1 + np.exp(-8 * (birth - 0.25))), 0.3 + 1.4 / (1 + np.exp(-20 * (death - 0.1)))
+    birth = np.clip(z[:, [3, 4]], -5, 5).mean(1)
+    death = np.clip(z[:, [2, 5, 6]], -5, 5).mean(1)
+    beta = 0.3 + 1.4 / (1 + np.exp(-8 * (birth - 0.25)))
+    delta = 0.3 + 1.4 / (1 + np.exp(-20 * (death - 0.1)))
     by_name = ["gene 3", "gene 4"], np.array(["gene 2", "gene 5", "gene 6"])
     for pair in (by_name, (birth, death), (birth, by_name[1])):
         np.testing.assert_allclose(OTModel(cells, growth=pair).growth, np.exp(beta - delta), rtol=1e-12)
@@ -96,7 +104,8 @@ def test_growth_of_gene_sets():
 
 def test_scores_beside_wot_and_rates_beside_moscot():
     moscot = pytest.importorskip("moscot.base.problems.birth_death", reason="needs moscot: make test-doors")
-    anndata, scores = pytest.importorskip("anndata"), pytest.importorskip("wot.gene_set_scores")
+    anndata = pytest.importorskip("anndata")
+    scores = pytest.importorskip("wot.gene_set_scores")
     X = np.random.default_rng(0).poisson(1.5, (90, 6)).astype(float)
     cells = anndata.AnnData(X)
     cells.var_names = list("abcdef")
@@ -159,14 +168,19 @@ def test_moscots_tau_is_a_lambda():
 def test_backend_of_moscot(tau, given):
     """mapuot's answers to moscot's problems agree with moscot's own backend to that backend's threshold."""
     time = pytest.importorskip("moscot.problems.time", reason="needs moscot: make test-doors")
-    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
     pytest.importorskip("mapuot.moscot")
     X, days, kind = course(((25, 15), (20, 12)))
     names = [f"cell {i}" for i in range(len(kind))]
     obs = pandas.DataFrame({"day": pandas.Categorical(days), "kind": pandas.Categorical(kind)}, index=names)
-    cells, found = anndata.AnnData(X, obs=obs, obsm={"X_pca": X}), []
+    cells = anndata.AnnData(X, obs=obs, obsm={"X_pca": X})
+    found = []
     words = {"epsilon": 0.1, "tau_a": tau[0], "tau_b": tau[1], "threshold": 1e-6, "max_iterations": 10**5}
-    cost = "sq_euclidean" if given == "points" else "euclidean"
+    if given == "points":
+        cost = "sq_euclidean"
+    else:
+        cost = "euclidean"
     for more in ({}, {"backend": "mapuot", "tol": 1e-9}):
         problem = (
             time.TemporalProblem(cells).prepare(time_key="day", joint_attr="X_pca", cost=cost).solve(**words, **more)
@@ -226,14 +240,16 @@ def test_annotated_data(tmp_path):
 
 def named_cells(X, days, **obs):
     """Return an AnnData of these cells with names in another order."""
-    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
     names = [f"cell {(7 * i) % len(X)}" for i in range(len(X))]
     return anndata.AnnData(X, obs=pandas.DataFrame({"day": days, **obs}, index=names))
 
 
 def test_a_cell_without_growth_dies():
     X, days, _ = course(((25, 15), (20, 12)))
-    growth, kept = np.ones(len(X)), np.arange(len(X)) != 3
+    growth = np.ones(len(X))
+    kept = np.arange(len(X)) != 3
     growth[3] = 0.0
     right = OTModel(X[kept], days=days[kept], scale_cost=8.0).coupling(0, 1).result.plan
     coupling = OTModel(X, days=days, growth=growth, scale_cost=8.0).coupling(0, 1)
@@ -315,7 +331,8 @@ def test_what_is_missing_is_named():
 def test_cells_by_name():
     X, days, kind = course()
     cells = named_cells(X, days, kind=np.array(["a", "b"])[kind], rate=np.where(kind == 0, 1.2, 0.9))
-    model, plain = OTModel(cells, growth="rate"), OTModel(X, days=days, growth=np.where(kind == 0, 1.2, 0.9))
+    model = OTModel(cells, growth="rate")
+    plain = OTModel(X, days=days, growth=np.where(kind == 0, 1.2, 0.9))
     chosen = kind == 1
     right = plain.descendants(chosen[days == 0], 0, 2)
     by_mask = model.descendants(chosen, 0, 2)
@@ -326,7 +343,8 @@ def test_cells_by_name():
         np.testing.assert_allclose(model.descendants(population, 0, 2), right, rtol=1e-9)
     back = model.ancestors(by_mask, 2, 0)
     np.testing.assert_allclose(back, plain.ancestors(right, 2, 0), rtol=1e-9)
-    coupling, same = model.coupling(0, 1), plain.coupling(0, 1)
+    coupling = model.coupling(0, 1)
+    same = plain.coupling(0, 1)
     assert coupling.growth.index.equals(cells.obs_names[days == 0])
     classes, shares = coupling.fates("kind")
     np.testing.assert_allclose(shares["b"], same.fates(kind[days == 1])[1][:, 1], rtol=1e-9)
@@ -420,7 +438,10 @@ def test_the_first_components_are_those_of_a_full_decomposition(form):
 
     rng = np.random.default_rng(0)
     X = rng.poisson(0.5 * rng.random(300) * rng.random((200, 300)) + 0.05).astype(float)
-    read = np.asarray if form == "array" else sparse.csr_matrix
+    if form == "array":
+        read = np.asarray
+    else:
+        read = sparse.csr_matrix
     x, y = components(read(X[:90]), read(X[90:]), 8)
     centred = X - X.mean(0)
     centred -= centred.mean(1, keepdims=True)
@@ -434,7 +455,8 @@ def test_the_first_components_are_those_of_a_full_decomposition(form):
 def test_far_cells_are_followed():
     """Where the plan underflows, descendants and ancestors follow the conditional plans, as in `fates`."""
     X = np.array([[0.0], [0.1], [0.2], [60.0], [0.0], [0.15], [0.3], [0.4]])
-    days, labels = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.arange(8)
+    days = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    labels = np.arange(8)
     model = OTModel(X, days=days, local_pca=0, scale_cost=1.0, epsilon=1.0, lambda1=1.0, lambda2=1.0)
     coupling = model.coupling(0, 1)
     assert coupling.result.row_marginal[3] == 0
@@ -444,7 +466,8 @@ def test_far_cells_are_followed():
     np.testing.assert_allclose(near, shares[0], rtol=1e-6)
     np.testing.assert_allclose(model.descendants([0.0, 1e-3, 0.0, 1.0], 0, 1), model.descendants([0, 1, 0, 0], 0, 1))
     back = OTModel(X, days=1 - days, local_pca=0, scale_cost=1.0, epsilon=1.0, lambda1=1.0, lambda2=1.0)
-    target, forward = back.coupling(0, 1).result, np.asarray(back.ancestors(np.eye(4)[3], 1, 0))
+    target = back.coupling(0, 1).result
+    forward = np.asarray(back.ancestors(np.eye(4)[3], 1, 0))
     assert target.col_marginal[3] == 0
     logs = target.log_u - (X[4:, 0] - 60.0) ** 2
     np.testing.assert_allclose(forward, np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum(), rtol=1e-9)
@@ -483,7 +506,9 @@ def test_quadratic_backend_of_moscot(alpha, cost, tau):
         words |= {"max_iterations": 200, "threshold": 1e-6, "linear_solver_kwargs": {"max_iterations": 10**5}}
         right = np.asarray(solution_of().transport_matrix, float)
     else:
-        A, B, F = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean"), cdist(x[:, :2], x[:32, :2], "sqeuclidean")
+        A = cdist(x, x, "sqeuclidean")
+        B = cdist(y, y, "sqeuclidean")
+        F = cdist(x[:, :2], x[:32, :2], "sqeuclidean")
         reg_m = [alpha * 0.1 * t / (1 - t) for t in tau]
         right = mapuot.gromov(
             A / A.mean(), B / B.mean(), reg=alpha * 0.1, reg_m=reg_m, features=2 * F / F.mean(), alpha=alpha,

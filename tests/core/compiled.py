@@ -58,7 +58,8 @@ def library():
         pytest.skip("needs a C compiler")
     lines = [f"double rule_{name}({given}) {{ return {call}; }}" for name, (given, call) in RULES.items()]
     with tempfile.TemporaryDirectory() as folder:
-        text, out = Path(folder, "rules.c"), Path(folder, "rules.so")
+        text = Path(folder, "rules.c")
+        out = Path(folder, "rules.so")
         text.write_text('#include "common/rules.h"\n#include "common/column.h"\n' + "\n".join(lines) + "\n")
         words = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-D_GNU_SOURCE", f"-I{SOURCE}", "-o", out, text, "-lm"]
         subprocess.run([command, *words], check=True)

@@ -107,7 +107,8 @@ def test_blocks_are_the_plan_between_clusters(isa):
     workspace = corrected(dtype="float64", threads=2)
     plain = corrected(dtype="float64", threads=2)
     labels = coarse.FOUND[workspace.problem.cost]
-    found, expected = workspace.labelled_pass(labels)[0], plain.make_passes(1)[0]
+    found = workspace.labelled_pass(labels)[0]
+    expected = plain.make_passes(1)[0]
     for name in ("gap", "dual", "mass", "residual"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-15)
     log_u, log_v = workspace.potentials()
@@ -154,8 +155,10 @@ def test_clusters_stay_while_the_core_points_at_them():
 def test_a_cloud_comes_again_in_other_clusters(using):
     """A cloud has more clusters over ranks than alone; labels of more clusters once wrote behind the sums of 16."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((660, 3)), rng.random((640, 3))
-    cloud, one = mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y, form=None)
+    x = rng.random((660, 3))
+    y = rng.random((640, 3))
+    cloud = mapuot.PointCloud(x, y, form=None)
+    one = mapuot.PointCloud(x, y, form=None)
     mapuot.solve(cloud, reg=0.002, reg_m=1.0, threads=1)
     assert coarse.FOUND[cloud._cost].clusters == 64
     using(COARSE, most_clusters=16)
@@ -166,7 +169,8 @@ def test_a_cloud_comes_again_in_other_clusters(using):
 
 def test_rows_of_a_function_have_the_clusters_of_their_matrix(using):
     """Rows of a function keep landmarks in the sweep for the range: equal steps, and no further read of M."""
-    case, reads = clouds(90, 110, reg=0.02), []
+    case = clouds(90, 110, reg=0.02)
+    reads = []
 
     def rows(i0, i1):
         reads.append(i1 - i0)

@@ -20,7 +20,8 @@ from mapuot.marginals.certificate import certify
 from mapuot.problem.points import KeptBoxes
 from mapuot.problem.problem import Problem
 
-LONG, LAST = np.longdouble, np.nextafter(1.0, 0.0)
+LONG = np.longdouble
+LAST = np.nextafter(1.0, 0.0)
 
 
 def test_rows_without_mass_are_never_drawn():
@@ -41,13 +42,15 @@ def test_columns_without_mass_are_never_drawn(form, behind):
         block = form((P.ravel(), (i.ravel(), j.ravel())), shape=P.shape)
     else:
         block = P
-    rows, at = np.array([0, 0, 0, 0, 1, 1]), np.array([0.0, np.nextafter(0.25, 0), 0.25, LAST, 0.0, LAST])
+    rows = np.array([0, 0, 0, 0, 1, 1])
+    at = np.array([0.0, np.nextafter(0.25, 0), 0.25, LAST, 0.0, LAST])
     np.testing.assert_array_equal(columns_in(block, rows, at), [1, 1, 3, 3, 2, 2])
 
 
 def test_a_member_is_read_to_its_end_for_its_checksum(tmp_path):
     """Damage behind the first MiB, which is read at once, is found."""
-    path, M = tmp_path / "M.npz", np.random.default_rng(0).random((400, 800))
+    path = tmp_path / "M.npz"
+    M = np.random.default_rng(0).random((400, 800))
     np.savez(path, M=M)
     np.testing.assert_array_equal(np.asarray(files.open_matrix(path)), M)
     data = bytearray(path.read_bytes())
@@ -62,10 +65,13 @@ def repeated(far=1.0, reg_m=1.0):
     rng = np.random.default_rng(0)
     places = rng.random((12, 2)) * far, rng.random((9, 2)) * far + 0.3
     x, y = (np.repeat(p, 16, 0) for p in places)
-    a, b = np.repeat(rng.random(12) + 0.1, 16), np.repeat(rng.random(9) + 0.1, 16)
+    a = np.repeat(rng.random(12) + 0.1, 16)
+    b = np.repeat(rng.random(9) + 0.1, 16)
     problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=2.0), a, b, 1e-2, reg_m, "kl", "product", cpu)
     task = in_boxes(problem, False, 16)[0]
-    p, q, reg = np.asarray(task.cost.rows, LONG), np.asarray(task.cost.targets, LONG), LONG(task.reg)
+    p = np.asarray(task.cost.rows, LONG)
+    q = np.asarray(task.cost.targets, LONG)
+    reg = LONG(task.reg)
     log_v = np.repeat(rng.normal(size=9), 16)
     log_u = np.asarray(((p[:, None] - q) ** 2).sum(2), float).min(1) / 1e-2 + np.repeat(rng.normal(size=12), 16)
     exponent = log_u[:, None] + LONG(1) * log_v - ((p[:, None] - q) ** 2).sum(2) / reg
@@ -96,10 +102,13 @@ def test_bounds_hold_for_potentials_of_any_slopes(p, q):
     rng = np.random.default_rng(0)
     cloud = mapuot.PointCloud(rng.random((48, 2)), rng.random((48, 2)), truncate=2.0)
     task = in_boxes(Problem.from_arrays(cloud, None, None, 0.1, 1.0, "kl", "product", cpu), False, 16)[0]
-    x, y = np.asarray(task.cost.rows), np.asarray(task.cost.targets)
-    log_u, log_v = x @ [p, -p], y @ [q, -q]
+    x = np.asarray(task.cost.rows)
+    y = np.asarray(task.cost.targets)
+    log_u = x @ [p, -p]
+    log_v = y @ [q, -q]
     P = np.exp(log_u[:, None] + log_v - ((x[:, None] - y) ** 2).sum(2) / 0.1) / 48**2
-    state, found = PassState(log_u, log_v, P.sum(1), P.sum(0)), Boxes(task, native.SERIAL)
+    state = PassState(log_u, log_v, P.sum(1), P.sum(0))
+    found = Boxes(task, native.SERIAL)
     _, _, arrays = found.tilt(state)
     _, row_mass, col_mass = found.sweep(arrays)  # nothing is kept
     blocks = P.reshape(3, 16, 3, 16).sum((1, 3)) / P.sum()

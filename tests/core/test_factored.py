@@ -15,14 +15,21 @@ needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler
 def clusters(m, n, reg, reg_m=np.inf, seed=0, equal=True):
     """Return points of clusters with unequal widths and heavy tails; equal masses, or random ones."""
     rng = np.random.default_rng([seed, m, n])
-    centres, widths = rng.normal(size=(6, 3)), 10 ** rng.uniform(-2, -0.3, 6)
+    centres = rng.normal(size=(6, 3))
+    widths = 10 ** rng.uniform(-2, -0.3, 6)
     x, y = (
         centres[k] + widths[k, None] * rng.standard_t(4, (len(k), 3))
         for k in (rng.integers(0, 6, m), rng.integers(0, 6, n))
     )
     M = ((x[:, None] - y) ** 2).sum(-1)
-    a = np.full(m, 1 / m) if equal else rng.dirichlet(np.ones(m))
-    b = np.full(n, 1 / n) if equal else rng.dirichlet(np.ones(n))
+    if equal:
+        a = np.full(m, 1 / m)
+    else:
+        a = rng.dirichlet(np.ones(m))
+    if equal:
+        b = np.full(n, 1 / n)
+    else:
+        b = rng.dirichlet(np.ones(n))
     return Case(M / M.max(), a, b, reg, reg_m)
 
 
@@ -38,7 +45,8 @@ def wide_masses(m, n, reg, seed):
     """Return random points with masses over 290 decades: some entries of the plan underflow."""
     rng = np.random.default_rng([seed, m, n])
     M = ((rng.random((m, 2))[:, None] - rng.random((n, 2))) ** 2).sum(-1)
-    a, b = 10 ** rng.uniform(-290, 0, m), 10 ** rng.uniform(-290, 0, n)
+    a = 10 ** rng.uniform(-290, 0, m)
+    b = 10 ** rng.uniform(-290, 0, n)
     return Case(M, a, b * (a.sum() / b.sum()), reg, np.inf)
 
 
@@ -87,10 +95,13 @@ def test_masses_that_underflow_do_not_count(seed):
 @pytest.mark.parametrize("reg_m", [np.inf, (np.inf, 0.5)])
 def test_forbidden_pairs_and_points_without_mass(reg_m, soon):
     case = clusters(16, 16, 1e-3, reg_m)
-    M, a, b = case.M.copy(), case.a.copy(), case.b.copy()
+    M = case.M.copy()
+    a = case.a.copy()
+    b = case.b.copy()
     M[np.random.default_rng(0).random(M.shape) < 0.3] = np.inf
     a[3] = b[5] = b[6] = 0
-    a, b = a / a.sum(), b / b.sum()
+    a = a / a.sum()
+    b = b / b.sum()
     case = case.replace(M=M, a=a, b=b)
     result = case.solve()
     assert "factor" in result.how
@@ -102,7 +113,10 @@ def test_forbidden_pairs_and_points_without_mass(reg_m, soon):
 @pytest.mark.parametrize("reference", ["uniform", "matrix"])
 def test_references(reference, soon):
     case = clusters(12, 14, 1e-3)
-    c = np.random.default_rng(1).uniform(0.5, 2, case.M.shape) if reference == "matrix" else reference
+    if reference == "matrix":
+        c = np.random.default_rng(1).uniform(0.5, 2, case.M.shape)
+    else:
+        c = reference
     case = case.replace(reference=c)
     result = case.solve()
     assert "factor" in result.how
@@ -112,7 +126,8 @@ def test_references(reference, soon):
 
 def posed(case, level):
     """Return the plans of a balanced problem, and potentials of 0 as a start at ``level`` times its reg."""
-    (m, n), log_c = case.M.shape, (np.log(case.a)[None], np.log(case.b)[None])
+    (m, n) = case.M.shape
+    log_c = (np.log(case.a)[None], np.log(case.b)[None])
     sides = tuple(factored.Margin("balanced", x[None], np.zeros((1, len(x)))) for x in (case.a, case.b))
     work = HostPlans(case.M[None] / case.reg, log_c, sides, np.zeros((1, m)), np.zeros((1, n)))
     return work, factored.Reached(level, np.zeros((1, m)), np.zeros((1, n)))
@@ -121,7 +136,8 @@ def posed(case, level):
 def test_a_group_that_larger_regs_do_not_see_takes_a_second_path():
     """One of 300 points lies in the other group, 1e6 reg away: less than larger regs miss on the first path."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((300, 2)), rng.random((300, 2))
+    x = rng.random((300, 2))
+    y = rng.random((300, 2))
     x[:150, 0] += 100
     y[:151, 0] += 100
     M = ((x[:, None] - y) ** 2).sum(-1)
@@ -160,7 +176,8 @@ def test_the_step_is_newtons(rho):
     k = [np.full((1, size), case.reg / r) for size, r in zip(case.M.shape, rho, strict=True)]
     sides = tuple(factored.Margin("kl", x[None], rate) for x, rate in zip((case.a, case.b), k, strict=True))
     log_c = np.log(case.a)[None], np.log(case.b)[None]
-    first, only = np.zeros(1, int), np.ones(1)
+    first = np.zeros(1, int)
+    only = np.ones(1)
     work = HostPlans(case.M[None] / case.reg, log_c, sides, np.zeros((1, 12)), np.zeros((1, 9)))
     assert factored.descend(work, first, np.full(1, 1e-13))[0] <= 1e-13
 
@@ -178,7 +195,8 @@ def test_the_step_is_newtons(rho):
         work.accept(first)
         return judged, value()
 
-    here, optimum = value(), work.log_v.copy()
+    here = value()
+    optimum = work.log_v.copy()
     far, there = moved(0.5)
     assert far.gain == pytest.approx(there - here, rel=1e-9, abs=1e-12)
     work.log_v[:] = optimum

@@ -40,7 +40,9 @@ def small(using):
 
 def placed(M, backend):
     """Return an array on the backend's device."""
-    return M if backend == "cpu" else import_module("cupy").asarray(M)
+    if backend == "cpu":
+        return M
+    return import_module("cupy").asarray(M)
 
 
 def grid(side, reg, reg_m, **more):
@@ -53,7 +55,8 @@ def grid(side, reg, reg_m, **more):
 def tails(reg, reg_m):
     """Return points with heavy tails, masses over six decades."""
     rng = np.random.default_rng(5)
-    x, y = rng.standard_t(1.5, (40, 2)), rng.standard_t(1.5, (35, 2))
+    x = rng.standard_t(1.5, (40, 2))
+    y = rng.standard_t(1.5, (35, 2))
     M = ((x[:, None] - y) ** 2).sum(-1)
     case = clouds(40, 35, reg, reg_m)
     return case.replace(M=M / M.max(), a=10.0 ** rng.uniform(-6, 0, 40), b=10.0 ** rng.uniform(-6, 0, 35))
@@ -120,7 +123,8 @@ def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeyp
 def test_the_way_is_left_where_many_pairs_matter():
     """The path is left where many pairs matter, a solve is small, begins warm, or has one potential."""
     rng = np.random.default_rng(0)
-    line, cube = rng.random((2, 700, 1)), rng.random((2, 700, 3))
+    line = rng.random((2, 700, 1))
+    cube = rng.random((2, 700, 3))
     for (x, y), reg, taken in ((line, 1e-3, False), (line, 1e-6, False), (cube, 1e-3, False), (cube, 1e-5, True)):
         M = ((x[:, None] - y) ** 2).sum(-1)
         result = mapuot.solve(M, reg=reg * M.max(), reg_m=1.0, threads=1)
@@ -170,17 +174,26 @@ def test_potentials_that_pairs_led_astray_are_left():
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_kept_pairs(order, dtype, backend):
     """Return, in order, the pairs with exponents at most so far below 0, and their costs; None for too many pairs."""
-    rng, module = np.random.default_rng(1), pick(backend)
-    M, c = np.asarray(rng.random((37, 531)), dtype, order), np.asarray(rng.uniform(0.1, 1, (37, 531)), order=order)
+    rng = np.random.default_rng(1)
+    module = pick(backend)
+    M = np.asarray(rng.random((37, 531)), dtype, order)
+    c = np.asarray(rng.uniform(0.1, 1, (37, 531)), order=order)
     M[rng.random(M.shape) < 0.1], c[rng.random(M.shape) < 0.1] = np.inf, 0
-    alpha, beta = rng.standard_normal(37), rng.standard_normal(531)
+    alpha = rng.standard_normal(37)
+    beta = rng.standard_normal(531)
     alpha[3], beta[5] = -np.inf, -np.inf
-    ways = itertools.product(filter(available, ISAS), (1, 2, 3, 40)) if backend == "cpu" else [("auto", None)]
+    if backend == "cpu":
+        ways = itertools.product(filter(available, ISAS), (1, 2, 3, 40))
+    else:
+        ways = [("auto", None)]
     for (isa, threads), share in itertools.product(ways, (np.ones(M.shape), c)):
         native.set_isa(isa)
         with np.errstate(divide="ignore"):
             right = np.log(share) + alpha[:, None] + beta - M.astype(float) / 0.2 >= -3.0
-        given = Dense(placed(c, backend)) if share is c else None
+        if share is c:
+            given = Dense(placed(c, backend))
+        else:
+            given = None
         operator = module.operator_of(Dense(placed(M, backend)), 0.2, given, **{"threads": threads} if threads else {})
         found = operator.kept_pairs(alpha, beta, 3.0, int(right.sum()))
         want = [*np.nonzero(right), M[right]]
@@ -208,10 +221,8 @@ def test_parts(on_gpu):
         M = np.where(rng.random((61, 47)) < share, 1.0, 0.0)
         M[3], M[:, 5] = 0, 0
         cost = Sparse.of_matrix(sparse.csr_array(M))
-        want, found = (
-            cost.parts_between(np.zeros(61, bool), np.zeros(47, bool)),
-            on_gpu[0].DevicePairs(cost, None).parts(),
-        )
+        want = cost.parts_between(np.zeros(61, bool), np.zeros(47, bool))
+        found = on_gpu[0].DevicePairs(cost, None).parts()
         assert want.count == (1 if found is None else found.count)
         if found is not None:
             assert len({*zip(found.cols, want.cols, strict=True)}) == len({*want.cols}) == len({*found.cols})
@@ -228,10 +239,13 @@ def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, using, on_gpu):
     case = clouds(40, 33, 1e-2, reg_m)
     case.M[20:, :17] += apart
     case.M[:20, 17:] += apart
-    options, found = dataclasses.replace(make_options("auto", "float64", 1e-13, None, 1), leaps=True), []
+    options = dataclasses.replace(make_options("auto", "float64", 1e-13, None, 1), leaps=True)
+    found = []
     for name, module in (("cpu", cpu), ("cuda", pick("cuda"))):
         task = Problem.from_arrays(placed(case.M, name), case.a, case.b, case.reg, case.reg_m, "kl", "product", module)
-        operator, alpha, beta = module.operator_of(task.cost, task.reg), np.zeros(40), np.zeros(33)
+        operator = module.operator_of(task.cost, task.reg)
+        alpha = np.zeros(40)
+        beta = np.zeros(33)
         beta -= operator.balance(alpha, beta)
         task = dataclasses.replace(task, cost=operator.kept_pairs(alpha, beta, 12.0, task.size), forbidden=True)
         workspace = module.workspace(task, options)
@@ -251,7 +265,8 @@ def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, using, on_gpu):
 def test_the_way_is_for_sharp_plans_of_large_matrices_on_the_device(monkeypatch, on_gpu):
     """The path over kept pairs is for sharp plans of large matrices on the device with a side that is not hard."""
 
-    cuda, options = pick("cuda"), make_options("auto", "auto", 1e-6, None, 1)
+    cuda = pick("cuda")
+    options = make_options("auto", "auto", 1e-6, None, 1)
 
     def keeps(M, reg=2e-6, reg_m=1.0):
         task = Problem.from_arrays(M, None, None, reg, reg_m, "kl", "product", cuda)

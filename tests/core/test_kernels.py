@@ -38,9 +38,11 @@ def options(dtype="float64", threads=1, translate=True, anderson_depth=5, in_pla
 
 def compare_passes(case, passes, tol, **keywords):
     """Compare the CPU workspace's state after some passes with the oracle's."""
-    problem, wanted = make_problem(case), options(**keywords)
+    problem = make_problem(case)
+    wanted = options(**keywords)
     start = np.random.default_rng(5).normal(0, 0.3, case.M.shape[1])
-    ours, oracle = cpu.workspace(problem, wanted), reference.workspace(problem, wanted)
+    ours = cpu.workspace(problem, wanted)
+    oracle = reference.workspace(problem, wanted)
     for workspace in (ours, oracle):
         workspace.absorb(start)
         stats = [workspace.iterate(1)[0] for _ in range(passes)]
@@ -75,7 +77,8 @@ def compare_passes(case, passes, tol, **keywords):
 def test_row_pass_and_finish_pass(isa, dtype):
     """One pass and three passes are right on several threads, as is a pass that overwrites K."""
     for k, shape in enumerate(SHAPES):
-        case, threads = clouds(*shape, reg=0.3, reg_m=(0.8, 2.5), ratio=1.3), (1, 2, 3, 40)[k // 3 % 4]
+        case = clouds(*shape, reg=0.3, reg_m=(0.8, 2.5), ratio=1.3)
+        threads = (1, 2, 3, 40)[k // 3 % 4]
         one = (case, with_zeros(case), with_forbidden(case))[k % 3]
         keywords = {"dtype": dtype, "threads": threads, "translate": k % 2 == 0}
         compare_passes(one, 1 + 2 * (k % 4 == 0), 100 * DTYPES[dtype] if k % 4 == 0 else DTYPES[dtype], **keywords)
@@ -87,9 +90,11 @@ def test_row_pass_and_finish_pass(isa, dtype):
 def test_passes_by_penalty(isa, penalty):
     for shape in [(7, 5), (9, 33), (33, 9), (16, 64)]:
         for sides in (0, 1):
-            reg_m, kind = (0.4, 0.9), (penalty, "kl")
+            reg_m = (0.4, 0.9)
+            kind = (penalty, "kl")
             if penalty == "mixed":  # some points balanced, some not
-                reg_m, kind = (np.where(np.arange(shape[sides]) % 2, np.inf, 0.5), 0.9), ("kl", "kl")
+                reg_m = (np.where(np.arange(shape[sides]) % 2, np.inf, 0.5), 0.9)
+                kind = ("kl", "kl")
             case = clouds(*shape, reg=0.2, reg_m=reg_m[:: 1 - 2 * sides], penalty=kind[:: 1 - 2 * sides])
             compare_passes(with_zeros(case), 2, 1e-9, anderson_depth=0)
 
@@ -100,7 +105,8 @@ def test_passes_by_penalty(isa, penalty):
 def layouts(M):
     """Return a matrix in several memory layouts: C, Fortran, backwards, spread, and starting at an odd place."""
     m, n = M.shape
-    spread, odd = np.full((2 * m, 3 * n), np.nan, M.dtype), np.full(m * n + 1, np.nan, M.dtype)
+    spread = np.full((2 * m, 3 * n), np.nan, M.dtype)
+    odd = np.full(m * n + 1, np.nan, M.dtype)
     spread[::2, ::3] = M
     odd[1:] = M.ravel()
     return {"C": np.ascontiguousarray(M), "Fortran": np.asfortranarray(M),
@@ -116,18 +122,22 @@ def test_streams(isa, threads, dtype):
     for k, shape in enumerate(SHAPES[:: 1 if threads == 1 else 4]):
         case = clouds(*shape, reg=0.1)
         case = (case, with_zeros(case), with_forbidden(case))[k % 3]
-        log_u, log_v = rng.normal(0, 1, shape[0]), rng.normal(0, 1, shape[1])
+        log_u = rng.normal(0, 1, shape[0])
+        log_v = rng.normal(0, 1, shape[1])
         log_u[case.a == 0], log_v[case.b == 0] = -np.inf, -np.inf
         M = case.M.astype(dtype)
         name = list(layouts(M))[k % 6]
         case = case.replace(M=layouts(M)[name])
-        P, stream = plan_of(case, log_u, log_v), cpu.plan_of(make_problem(case), log_u, log_v, threads)
+        P = plan_of(case, log_u, log_v)
+        stream = cpu.plan_of(make_problem(case), log_u, log_v, threads)
         plan = stream.plan(0, shape[0])
         assert plan.dtype == dtype
         np.testing.assert_allclose(plan, P, rtol=1e-13 if dtype == "float64" else 1.2e-7, err_msg=name)
-        i0, i1 = shape[0] // 3, shape[0] // 2 + 1
+        i0 = shape[0] // 3
+        i1 = shape[0] // 2 + 1
         np.testing.assert_array_equal(stream.plan(i0, i1), plan[i0:i1])
-        X, Y = rng.normal(size=(shape[1], k % 4 + 1)), rng.normal(size=(shape[0], k % 3 + 1))
+        X = rng.normal(size=(shape[1], k % 4 + 1))
+        Y = rng.normal(size=(shape[0], k % 3 + 1))
         np.testing.assert_allclose(stream.apply(X), P @ X, atol=1e-13 * P.sum())
         np.testing.assert_allclose(stream.apply(X[:, 0]), P @ X[:, 0], atol=1e-13 * P.sum())
         np.testing.assert_allclose(stream.apply_transpose(Y), P.T @ Y, atol=1e-13 * P.sum())
@@ -142,7 +152,9 @@ def read_by_all_streams(M, c, vectors, threads):
     """Return, by name, the result of each call that reads M."""
     (m, n), (x, y, X, Y) = M.shape, vectors
     call = native.pool_for(threads, M.size), m, n, native.matrix(M), native.matrix(c), 0.1
-    at, to, shift = (*call, native.pointer(x), native.pointer(y)), {}, np.where(np.isneginf(x), x, 0.0)
+    at = (*call, native.pointer(x), native.pointer(y))
+    to = {}
+    shift = np.where(np.isneginf(x), x, 0.0)
     for dtype in ("float64", "float32"):
         out = to["plan", dtype] = np.zeros((m, n), dtype)
         native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], ffi.from_buffer("void *", out), n))
@@ -166,10 +178,13 @@ def test_no_bit_depends_on_how_costs_lie_in_memory(isa, threads, dtype):
     """Panels of 64 x 64 and of 8 x 512 are right, whole and cut off."""
     rng = np.random.default_rng(7)
     for m, n in [(1, 1), (66, 1), (67, 133), (130, 600)]:
-        M, c = rng.normal(size=(m, n)).astype(dtype), rng.random((m, n))
+        M = rng.normal(size=(m, n)).astype(dtype)
+        c = rng.random((m, n))
         M[rng.random((m, n)) < 0.1], M[:, 0], c[rng.random((m, n)) < 0.1] = np.inf, np.inf, 0.0
         M[m // 2] = np.inf  # a row without an entry
-        x, y, X = rng.normal(size=m), rng.normal(size=n), native.zeros(2 * native.padded(n))
+        x = rng.normal(size=m)
+        y = rng.normal(size=n)
+        X = native.zeros(2 * native.padded(n))
         X.reshape(2, -1)[:, :n] = rng.normal(size=(2, n))
         x[m // 3], y[n // 3] = -np.inf, -np.inf
         vectors = x, y, X, rng.normal(size=(m, 2))
@@ -177,7 +192,10 @@ def test_no_bit_depends_on_how_costs_lie_in_memory(isa, threads, dtype):
         for given in (None, c, masked):
             right = read_by_all_streams(M, given, vectors, threads)
             for name, other in layouts(M).items():
-                share = np.asfortranarray(c) if given is c and name != "backwards" else given
+                if given is c and name != "backwards":
+                    share = np.asfortranarray(c)
+                else:
+                    share = given
                 for what, got in read_by_all_streams(other, share, vectors, threads).items():
                     np.testing.assert_array_equal(got, right[what], err_msg=f"{what}, {name}")
 
@@ -209,11 +227,13 @@ def far_apart(rows, columns, stride, dtype):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_indices_beyond_2_to_the_31(isa, dtype):
     """M, K and the plan may have entries more than 2^31 entries apart."""
-    case, stride = clouds(3, 40, reg=0.1), (1 << 30) + 16
+    case = clouds(3, 40, reg=0.1)
+    stride = (1 << 30) + 16
     wide = far_apart(3, 40, stride, dtype)
     wide[:] = case.M
     K = far_apart(3, 48, stride, dtype)
-    near, far = case.replace(M=case.M.astype(dtype)), case.replace(M=wide)
+    near = case.replace(M=case.M.astype(dtype))
+    far = case.replace(M=wide)
     one, two = (cpu.workspace(make_problem(c), options(dtype)) for c in (near, far))
     two.state.ld, two.state.kernel = stride, ffi.from_buffer("void *", K[0])
     for workspace in (one, two):

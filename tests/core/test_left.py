@@ -19,7 +19,8 @@ LETTERS = "abcd"
 def made(sizes, free=()):
     """Return a random W, the state beside it, and each marginal's own numbers."""
     rng = np.random.default_rng(list(sizes))
-    n, fi = sum(sizes), [0.0 if k in free else 0.5 + 0.1 * k for k in range(len(sizes))]
+    n = sum(sizes)
+    fi = [0.0 if k in free else 0.5 + 0.1 * k for k in range(len(sizes))]
     left = RemainingMarginals(list(sizes), rng.normal(size=n), fi, 1 + (sizes == LARGE))
     left.around([3 * rng.normal(size=size) for size in sizes])
     return left, rng.random(sizes) + 1e-3, rng.normal(size=n)
@@ -28,7 +29,8 @@ def made(sizes, free=()):
 def log_sums(left, W, base, log_u):
     """Return log s of all axes, from potentials."""
     x = left.log_weight + log_u - left.shift
-    out, axes = [], LETTERS[: W.ndim]
+    out = []
+    axes = LETTERS[: W.ndim]
     for k, letter in enumerate(axes):
         others = [m for m in range(W.ndim) if m != k]
         call = ",".join([axes, *(axes[m] for m in others)]) + "->" + letter
@@ -48,9 +50,11 @@ def test_sums_and_turns(isa, sizes):
     lib.mapuot_product(W.ndim, ffi.from_buffer("int64_t *", left.size), pointer(left.factor), FLUSH_PRODUCT, pointer(v))
     found = functools.reduce(np.multiply.outer, (left.factor[part] for part in left.parts)).ravel()
     assert_allclose(v, np.where(found < FLUSH_PRODUCT, 0.0, found), rtol=1e-15)
-    shifts, base = np.linspace(-1, 2, 1 + W.ndim), 0.3
+    shifts = np.linspace(-1, 2, 1 + W.ndim)
+    base = 0.3
     left.move(shifts)
-    base, log_u = base + shifts[0], log_u + np.repeat(shifts[1:], sizes)
+    base = base + shifts[0]
+    log_u = log_u + np.repeat(shifts[1:], sizes)
     for given in (True, False):
         left.turn(given)
         for k, part in enumerate(left.parts):
@@ -86,7 +90,9 @@ def test_states_that_are_not_finite_are_told(isa, bad, at):
 
 
 def test_products_below_flush_are_zero(isa):
-    factors, size, v = np.array([1.0, 1e-60, 1.0, 1e-50, 1e-30]), np.array([2, 3]), np.empty(6)
+    factors = np.array([1.0, 1e-60, 1.0, 1e-50, 1e-30])
+    size = np.array([2, 3])
+    v = np.empty(6)
     lib.mapuot_product(2, ffi.from_buffer("int64_t *", size), pointer(factors), FLUSH_PRODUCT, pointer(v))
     found = np.outer(factors[:2], factors[2:]).ravel()
     assert (v == np.where(found < FLUSH_PRODUCT, 0.0, found)).all()

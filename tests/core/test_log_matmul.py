@@ -23,7 +23,8 @@ def right_of(A, B):
 
 def factors(m, k, n, dtype="float64", scale=1.0, p=2, zeros=0.1, seed=0):
     rng = np.random.default_rng([seed, m, k, n])
-    A, B = rng.normal(size=(p, m, k)) * scale, rng.normal(size=(p, k, n)) * scale
+    A = rng.normal(size=(p, m, k)) * scale
+    B = rng.normal(size=(p, k, n)) * scale
     for x in (A, B):
         x[rng.random(x.shape) < zeros] = -np.inf
     A[0, 0] = B[-1, :, -1] = -np.inf
@@ -81,7 +82,8 @@ def test_threads_agree_bit_for_bit(threads):
 def test_guard_is_sharp():
     """Where row and column maxima never meet, the fast path would lose all of the sum."""
     for gap in (100.0, 335.0, 336.0, 370.0, 1000.0):
-        A, B = np.array([[0.0, -gap]]), np.array([[-gap], [0.0]])
+        A = np.array([[0.0, -gap]])
+        B = np.array([[-gap], [0.0]])
         assert_allclose(log_matmul(A, B), [[-gap + np.log(2)]], rtol=1e-15)
 
 

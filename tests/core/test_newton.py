@@ -23,8 +23,11 @@ BOTH = pytest.mark.parametrize("rho", [np.inf, 2.0])
 def near_optimum(seed, rho, apart, m=9, n=12):
     """Return (P after a pass from log v apart from the best one, this log v, P*, fi of the rows)."""
     rng = np.random.default_rng(seed)
-    K, log_u, log_v = np.exp(-3 * rng.random((m, n))), rng.normal(size=m), rng.normal(size=n)
-    best, fi = np.exp(log_u)[:, None] * K * np.exp(log_v), 1 / (1 + REG / rho)
+    K = np.exp(-3 * rng.random((m, n)))
+    log_u = rng.normal(size=m)
+    log_v = rng.normal(size=n)
+    best = np.exp(log_u)[:, None] * K * np.exp(log_v)
+    fi = 1 / (1 + REG / rho)
     log_v = log_v + apart * rng.normal(size=n)
     s = K @ np.exp(log_v)
     masses = np.exp(log_u / fi) * best.sum(1) / np.exp(log_u)
@@ -33,19 +36,28 @@ def near_optimum(seed, rho, apart, m=9, n=12):
 
 def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0, rough=0.0, enough=300):
     """Return the verdict on a plan with exact rows, the record, and the vectors of the step."""
-    n, s = P.shape[1], P.sum(0)
-    w, room = ffi.new("mapuot_newton *"), np.full(lib.mapuot_newton_room(n), np.nan)  # it may hold anything
+    n = P.shape[1]
+    s = P.sum(0)
+    # it may hold anything
+    w = ffi.new("mapuot_newton *")
+    room = np.full(lib.mapuot_newton_room(n), np.nan)
     lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
     kept = s, b, np.full(n, np.inf) if rho is None else rho, log_v
     w.marginal, *vectors = (ffi.from_buffer("double *", x) for x in kept)
-    (w.m, w.n), w.reg, w.hard_rows, w.tol = P.shape, REG, fi == 1, tol
+    (w.m, w.n) = P.shape
+    w.reg = REG
+    w.hard_rows = fi == 1
+    w.tol = tol
     w.least = 0.0 if symmetric else 1 - fi
     w.symmetric, hard, w.rough, w.enough = symmetric, np.isinf(kept[2]), rough, enough
     w.found = (1 + symmetric) * np.abs(s - b)[hard].sum() / s.sum() + extra
     verdict = lib.mapuot_newton_begin(w, *vectors, ffi.NULL, 1)
     at = {name: np.frombuffer(ffi.buffer(getattr(w, name), 8 * n)) for name in VECTORS}
     while verdict == lib.MAPUOT_ASKS:
-        at["t"][:] = -P @ at["d"] if symmetric else P.T @ (fi / P.sum(1) * (P @ at["d"]))
+        if symmetric:
+            at["t"][:] = -P @ at["d"]
+        else:
+            at["t"][:] = P.T @ (fi / P.sum(1) * (P @ at["d"]))
         verdict = lib.mapuot_newton_next(w)
     return verdict, w, {name: x.copy() for name, x in at.items()}
 
@@ -69,16 +81,28 @@ def test_a_rough_step_leaves_the_share_it_is_told(rho):
 
 def bounds(P, log_v, b, fi, rho, symmetric, extra, y):
     """Return (bound of the plan, bound after the step), every term from its definition."""
-    s, sides = P.sum(0), 1 + symmetric
-    mass, hard, rate = s.sum(), np.isinf(rho), REG / rho
-    asked, apart = b * np.exp(-rate * log_v), extra
+    s = P.sum(0)
+    sides = 1 + symmetric
+    mass = s.sum()
+    hard = np.isinf(rho)
+    rate = REG / rho
+    asked = b * np.exp(-rate * log_v)
+    apart = extra
     if hard.all() and fi == 1 and not symmetric:
-        asked, apart = b * (mass / b.sum()), extra + abs(mass - b.sum()) / mass
+        asked = b * (mass / b.sum())
+        apart = extra + abs(mass - b.sum()) / mass
     D = s + rate * asked
     S = np.diag(D) + (P if symmetric else -P.T @ (P * (fi / P.sum(1))[:, None]))
-    left, energy = asked - s - S @ y, sides * (y @ S @ y) / mass
-    spread = 2 * np.abs(y).max() if symmetric else np.ptp(y) if fi == 1 else np.ptp(np.append(y, 0.0))
-    most, share = max(spread, (rate * np.abs(y)).max()), 2e-16 * (8 + np.sqrt(len(P)))
+    left = asked - s - S @ y
+    energy = sides * (y @ S @ y) / mass
+    if symmetric:
+        spread = 2 * np.abs(y).max()
+    elif fi == 1:
+        spread = np.ptp(y)
+    else:
+        spread = np.ptp(np.append(y, 0.0))
+    most = max(spread, (rate * np.abs(y)).max())
+    share = 2e-16 * (8 + np.sqrt(len(P)))
     noise = sides * share
     paths = (1 if hard.all() and fi == 1 else 2) * min(P.shape) * (sides * np.abs(left).sum() / mass + noise)
     here = after = np.inf
@@ -107,7 +131,8 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
     for seed in range(3):
         rho_rows = {"soft rows": 2.0, "nearly hard rows": 1e12}.get(kind, np.inf)
         P, log_v, best, fi = near_optimum(seed, rho_rows, apart)
-        b, symmetric = best.sum(0) * (1 + 1e-5 * (kind == "hard rows")), kind == "symmetric"
+        b = best.sum(0) * (1 + 1e-5 * (kind == "hard rows"))
+        symmetric = kind == "symmetric"
         if kind == "soft rows":  # all columns ask for more, or for less
             b *= np.exp(2 * apart * (-1) ** seed)
         rho = np.full(12, 0.7 if kind == "soft columns" else np.inf)
@@ -117,7 +142,11 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         verdict, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
         assert (verdict == lib.MAPUOT_HOLDS) == (w.error <= tol)
         error, after = bounds(P, log_v, b, fi, rho, symmetric, extra, at["y"])
-        near = {"rel": 1e-6, "abs": 1e-14} if apart > 1e-12 else {"rel": 0.3, "abs": 0}  # only rounding is left
+        # only rounding is left
+        if apart > 1e-12:
+            near = {"rel": 1e-6, "abs": 1e-14}
+        else:
+            near = {"rel": 0.3, "abs": 0}
         assert w.error == pytest.approx(error, **near)
         assert w.after == pytest.approx(after, **near)
 
@@ -134,7 +163,8 @@ def test_no_step_follows_a_pass_that_certifies_nothing():
 def test_a_bound_does_not_depend_on_the_unit_of_mass(kind, apart, size):
     """Squares of masses of 1e-160 are 0, which once hid the marginal error; squares of 1e160 are infinite."""
     P, log_v, best, fi = near_optimum(1, 2.0 if kind == "soft rows" else np.inf, apart)
-    b, symmetric = best.sum(0), kind == "symmetric"
+    b = best.sum(0)
+    symmetric = kind == "symmetric"
     if symmetric:
         P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
     of_one, of_size = (step(x * P, log_v, x * b, fi, 1e-300, None, symmetric)[1] for x in (1.0, 2.0**size))
@@ -147,7 +177,9 @@ def test_a_bound_does_not_depend_on_the_unit_of_mass(kind, apart, size):
 def test_bounds_are_true_of_tiny_and_of_large_masses(reg_m, size, backend):
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        M, a, b = rng.random((6, 7)), rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(7))
+        M = rng.random((6, 7))
+        a = rng.dirichlet(np.ones(6))
+        b = rng.dirichlet(np.ones(7))
         call = {"reg": 10 ** rng.uniform(-2.0, -1), "reg_m": reg_m, "reference": "uniform"}  # the unit drops out
         exact = mapuot.solve(M, a, b, **call, tol=1e-10)
         found = mapuot.solve(M, 2.0**size * a, 2.0**size * b, **call, tol=1e-3, backend=backend)
@@ -159,7 +191,8 @@ def test_bounds_are_true_of_tiny_and_of_large_masses(reg_m, size, backend):
 @pytest.mark.parametrize("seed", range(8))
 def test_the_step_solves_the_dense_equations(seed, rho):
     P, log_v, best, fi = near_optimum(seed, rho, 1e-6)
-    s, b = P.sum(0), best.sum(0)
+    s = P.sum(0)
+    b = best.sum(0)
     S = np.diag(s) - P.T @ (P * (fi / P.sum(1))[:, None])
     want = np.linalg.lstsq(S, b - s, rcond=1e-12)[0]
     verdict, w, at = step(P, log_v, b, fi, 1e-10)
@@ -191,7 +224,8 @@ def test_what_cannot_be_met_is_not_certified():
     assert w.error >= 0.2  # the best plan has .1 in a pair where this one has nothing
     verdict, *_ = step(np.array([[0.5, 0.0], [0.5, 0.0]]), np.zeros(2), np.array([0.9, 0.1]), 1.0, 1e-6)
     assert verdict == lib.MAPUOT_GIVES_UP  # a column without mass is in no equation
-    P, b = np.array([[0.5, 0.3, 0.0], [0.3, 0.5, 0.0]]), np.array([0.8 + 1e-9, 0.8 - 1e-9, 0.2])
+    P = np.array([[0.5, 0.3, 0.0], [0.3, 0.5, 0.0]])
+    b = np.array([0.8 + 1e-9, 0.8 - 1e-9, 0.2])
     verdict, *_ = step(P, np.zeros(3), b, 0.5, 1e-3)
     assert verdict == lib.MAPUOT_GIVES_UP  # nor where the others are met, and rows need not have its mass
 
@@ -213,14 +247,22 @@ def test_a_bound_of_many_marginals_has_all_its_terms(apart, tol, soft):
     """For two marginals, half the least curvature met by the directions bounds S^-1."""
     for seed in range(4):
         P, log_v, best, _ = near_optimum(seed, np.inf, apart, 5, 6)
-        s, n, extra, share = np.concatenate([P.sum(1), P.sum(0)]), 11, 1e-4, 1e-9
-        log, rho = np.concatenate([np.zeros(5), log_v]), np.where(soft & (np.arange(n) < 5), 0.7, np.inf)
-        rate, hard = REG / rho, np.isinf(rho)
+        s = np.concatenate([P.sum(1), P.sum(0)])
+        n = 11
+        extra = 1e-4
+        share = 1e-9
+        log = np.concatenate([np.zeros(5), log_v])
+        rho = np.where(soft & (np.arange(n) < 5), 0.7, np.inf)
+        rate = REG / rho
+        hard = np.isinf(rho)
         weight = np.where(hard, np.concatenate([best.sum(1), best.sum(0)]), s * np.exp(0.1 * apart))
-        w, room = ffi.new("mapuot_newton *"), np.full(lib.mapuot_newton_room(n), np.nan)  # it may hold anything
+        # it may hold anything
+        w = ffi.new("mapuot_newton *")
+        room = np.full(lib.mapuot_newton_room(n), np.nan)
         lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
         w.n, w.reg, w.tol, w.marginals, w.rounding = n, REG, tol, 2, share
-        starts, kept = ffi.new("int64_t[]", [0, 5, n]), (s, weight, rho, log)
+        starts = ffi.new("int64_t[]", [0, 5, n])
+        kept = (s, weight, rho, log)
         w.start, (w.marginal, *vectors) = starts, [ffi.from_buffer("double *", x) for x in kept]
         w.found = np.abs(weight - s)[hard].sum() / P.sum() + extra
         at = {name: np.frombuffer(ffi.buffer(getattr(w, name), 8 * n)) for name in VECTORS}
@@ -228,10 +270,13 @@ def test_a_bound_of_many_marginals_has_all_its_terms(apart, tol, soft):
         while verdict == lib.MAPUOT_ASKS:
             at["t"][:] = -np.concatenate([P @ at["d"][5:], P.T @ at["d"][:5]])
             verdict = lib.mapuot_newton_next(w)
-        asked, mass, y = weight * np.exp(-rate * log), P.sum(), at["y"]
+        asked = weight * np.exp(-rate * log)
+        mass = P.sum()
+        y = at["y"]
         D = s + rate * asked
         S = np.diag(D) + np.block([[np.zeros((5, 5)), P], [P.T, np.zeros((6, 6))]])
-        left, root = asked - s - S @ y, np.sqrt(D)
+        left = asked - s - S @ y
+        root = np.sqrt(D)
         least = least_ritz(S / root[:, None] / root, (asked - s) / root, w.products)
         assert least / 1.06 <= w.curvature <= least * (1 + 1e-9)
         pairs = y[:5, None] + y[5:]
@@ -240,7 +285,8 @@ def test_a_bound_of_many_marginals_has_all_its_terms(apart, tol, soft):
         if w.products < 2 or most > 0.9:
             assert w.error >= 1
             continue
-        energy, noise = y @ (asked - s - left) / mass, share * mass
+        energy = y @ (asked - s - left) / mass
+        noise = share * mass
         hidden = 1 + noise / max(np.abs(asked - s).sum(), noise / 16)
         here = (plan_error(energy / (1 - most) / 2) + rest) * hidden
         error = extra + here * (1 + 2 * extra)
@@ -275,7 +321,8 @@ def test_the_least_curvature_is_that_of_the_stiffest_row():
 def test_a_pass_after_a_dropped_step_is_certified_too(seed):
     """At a limit where the guard dropped the last step, the pass after it misses hard columns, and is certified."""
     rng = np.random.default_rng(seed)
-    x, y = np.sort(rng.random(22)), np.sort(rng.random(22))
+    x = np.sort(rng.random(22))
+    y = np.sort(rng.random(22))
     E = (x[:, None] - y) ** 2 / 10 ** rng.uniform(-4.5, -3)
     P = np.exp(rng.normal(size=22)[:, None] + rng.normal(size=22) - E)
     P *= ((rng.random(22) + 0.05) / P.sum(1))[:, None] / P.sum()
@@ -290,8 +337,11 @@ def test_a_pass_after_a_dropped_step_is_certified_too(seed):
 def test_passes_go_on_where_a_step_proves_too_little(seed, backend):
     """After a step that misses columns by less than tol while the plan is too far off, more passes follow."""
     rng = np.random.default_rng(seed)
-    x, y = rng.standard_t(2, (24, 2)), rng.standard_t(2, (20, 2))
-    M, a, b = ((x[:, None] - y) ** 2).sum(2), rng.random(24) + 0.1, rng.random(20) + 0.1
+    x = rng.standard_t(2, (24, 2))
+    y = rng.standard_t(2, (20, 2))
+    M = ((x[:, None] - y) ** 2).sum(2)
+    a = rng.random(24) + 0.1
+    b = rng.random(20) + 0.1
     b *= a.sum() / b.sum()
     call = {"reg": 3e-3 * np.median(M), "reg_m": np.inf}
     found = mapuot.solve(M, a, b, **call, tol=1e-3, backend=backend)
@@ -318,8 +368,11 @@ def test_steps_over_a_float32_kernel_are_in_float64(seed):
     """A kernel stored in float32 has float32 passes; the products of a step are float64, and the bound holds."""
     rng = np.random.default_rng(seed)
     m, n = rng.integers(5, 40, 2)
-    M, a, b = rng.random((m, n)), rng.dirichlet(np.ones(m)), rng.dirichlet(np.ones(n))
-    reg, rho = 10 ** rng.uniform(-2.5, -0.5), np.inf if seed % 2 else 10 ** rng.uniform(-1, 2)
+    M = rng.random((m, n))
+    a = rng.dirichlet(np.ones(m))
+    b = rng.dirichlet(np.ones(n))
+    reg = 10 ** rng.uniform(-2.5, -0.5)
+    rho = np.inf if seed % 2 else 10 ** rng.uniform(-1, 2)
     given = {"reg": reg, "reg_m": (rho, np.inf)}
     found = mapuot.solve(M, a, b, precision="mixed", tol=10 ** rng.uniform(-7, -3), **given)
     exact = mapuot.solve(M, a, b, precision="float64", tol=1e-12, **given)
@@ -329,7 +382,8 @@ def test_steps_over_a_float32_kernel_are_in_float64(seed):
 
 def test_newtons_step_waits_for_a_pass_that_ends(monkeypatch):
     """A pass that goes on, or has failed, is followed by what its own verdict asks for."""
-    statuses, meet = [], StagePasses.meet
+    statuses = []
+    meet = StagePasses.meet
 
     def recorded(self, newton):
         statuses.append(self.run.trace[-1].status)

@@ -54,7 +54,8 @@ def test_answers_are_those_of_two_potentials_after_few_passes(kind, reg, backend
     """After few passes answers equal two potentials', in one call of the core and in passes with a callback."""
     x, a = cloud(60, 13 if "13" in kind else 2)
     a[3] = 0.0
-    (M, array), penalty = given(kind, x), kind if kind in ("tv", "l2") else "kl"
+    (M, array) = given(kind, x)
+    penalty = kind if kind in ("tv", "l2") else "kl"
     if (backend, kind) == ("reference", "grid"):
         pytest.skip("the reference knows no grid")
     for reg_m in (0.3, np.inf) if penalty == "kl" else (0.3,):
@@ -90,7 +91,8 @@ def test_certificates_are_those_of_the_oracle(way, name, monkeypatch):
     if way == "portable":
         monkeypatch.setenv("MAPUOT_CUDA", "portable")
     x, a = cloud(20, seed=5)
-    case, options = Case(squared(x), a, a, 0.05, **SIDES[name]), {"max_passes": 5, "tol": 1e-14, "precision": "float64"}
+    case = Case(squared(x), a, a, 0.05, **SIDES[name])
+    options = {"max_passes": 5, "tol": 1e-14, "precision": "float64"}
     found = case.solve(backend="cpu" if way == "cpu" else "cuda", **options)
     right = case.solve(backend="reference", **options)
     assert TOGETHER in found.how
@@ -129,7 +131,8 @@ def test_hard_sides_of_a_kernel_that_is_left_by_newtons_step(tol):
     lower = [[0.13], [0.49, 0.99], [0.27, 0.55, 0.34], [0.3, 0.49, 0.28, 0.56], [0, 0.27, 0.17, 0.07, 0.62]]
     lower.append([0.13, 0.65, 0.35, 0.34, 0.71, 1.11])
     M = np.array([row + [0.0] * (6 - len(row)) for row in lower])
-    M, a = np.maximum(M, M.T), np.array([0.58, 0.46, 0.81, 0.45, 0.5, 0.63])
+    M = np.maximum(M, M.T)
+    a = np.array([0.58, 0.46, 0.81, 0.45, 0.5, 0.63])
     found = list(
         mapuot.path(M, a, a, regs=[6e-4, 2.7e-3], reg_ms=np.inf, tol=tol, precision="float64", max_passes=3000)
     )
@@ -165,7 +168,8 @@ def test_what_differs_is_solved_as_ever():
 @pytest.mark.parametrize("n", [40, 130])
 def test_batches(n, reg, reg_m, backend):
     """Batches with one cost and with a cost each agree; an indefinite kernel of a random M takes both potentials."""
-    (x, _), A = cloud(n), np.random.default_rng(1).random((3, n)) + 0.01
+    (x, _) = cloud(n)
+    A = np.random.default_rng(1).random((3, n)) + 0.01
     M = squared(x)
     every = [np.stack([M, 2 * M, 3 * M if reg_m == np.inf else indefinite(n)]), M, PointCloud(x)]
     every += [[given("pairs", x)[0]] * 3] if backend == "cpu" else []
@@ -198,7 +202,12 @@ def test_half_of_a_kernel_stands_for_all_of_it(kind, threads):
     """The first pass around zeros has its marginal right on both sides of all tile edges at the diagonal."""
     for n in (1, 15, 16, 17, 33, 64, 130, 400):
         x, a = cloud(n, seed=n)
-        M = PointCloud(x, form=None) if kind == "points" else squared(x).T if kind == "turned" else squared(x)
+        if kind == "points":
+            M = PointCloud(x, form=None)
+        elif kind == "turned":
+            M = squared(x).T
+        else:
+            M = squared(x)
         for precision in ("float64", "mixed"):
             options = {"precision": precision, "threads": threads, "callback": lambda stats: None}
             result = solve(M, a, a, reg=0.05, reg_m=1.0, max_passes=1, tol=1e-12, **options)

@@ -25,7 +25,10 @@ def set_statuses(source):
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        else:
+            targets = [node.target]
         named = [x for target in targets for x in ast.walk(target)]
         words = [x.value for x in ast.walk(node.value or node.target) if isinstance(x, ast.Constant)]
         names = {getattr(x, "id", getattr(x, "attr", None)) for x in named}

@@ -18,7 +18,9 @@ SIDES = ["kl", "balanced", "tv", "l2", "range"]
 
 
 def solve_as_batch(case, **options):
-    M, a, b = case.M, np.asarray(case.a)[None], np.asarray(case.b)[None]
+    M = case.M
+    a = np.asarray(case.a)[None]
+    b = np.asarray(case.b)[None]
     return mapuot.solve_batch(M, a, b, reg=case.reg, reg_m=case.reg_m, penalty=case.penalty, **options)[0]
 
 
@@ -79,7 +81,8 @@ def test_tol_gap_waits_for_hard_columns(backend, kind):
 def test_a_tol_gap_below_tol_ends_a_balanced_solve(tol_gap):
     """Passes that meet their columns to tol end; they once went on for a plan that rounding leaves open and stalled."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(200, 4)), rng.normal(size=(200, 4))
+    x = rng.normal(size=(200, 4))
+    y = rng.normal(size=(200, 4))
     M = ((x[:, None] - y) ** 2).sum(-1)
     options = {"reg": 3e-3 * np.median(M), "reg_m": np.inf, "tol_gap": tol_gap, "precision": "float64"}
     for result in (mapuot.solve(M, **options), mapuot.solve_batch(M[None], **options)[0]):
@@ -112,8 +115,14 @@ def formulas(request):
 def test_penalty_formulas(kind, formulas):
     """prox, dual term, violation and gap term follow from the definition of D(r | t)."""
     law = LAW.get(kind, kind)
-    rho, t, reg = np.full(9, SOFT.get(kind, np.inf)), np.linspace(0.2, 3, 9), 0.3
-    given, upper = (rho, None) if kind != "range" else (1 - rho, 1 + rho)
+    rho = np.full(9, SOFT.get(kind, np.inf))
+    t = np.linspace(0.2, 3, 9)
+    reg = 0.3
+    if kind != "range":
+        given, upper = rho, None
+    else:
+        given = 1 - rho
+        upper = 1 + rho
     log_s = np.linspace(-3, 3, 9)
     x = formulas.prox(kind, log_s, t, given, upper, reg)
     r = np.exp(x + log_s)
@@ -129,9 +138,13 @@ def test_penalty_formulas(kind, formulas):
     for share in (0.0, 0.7, 0.95, 1.02, 1.3):
         r = share * t
         np.testing.assert_allclose(formulas.violation(kind, r, t, given, upper), missed(law, r, t, rho), atol=1e-15)
-        inside = np.clip(r, t * (1 - rho), t * (1 + rho)) if kind == "range" else r
+        if kind == "range":
+            inside = np.clip(r, t * (1 - rho), t * (1 + rho))
+        else:
+            inside = r
         right = divergence(law, inside, t, rho) - dual_term(law, f, t, rho) + f * inside
-        right = np.zeros_like(f) if kind == "balanced" else right
+        if kind == "balanced":
+            right = np.zeros_like(f)
         np.testing.assert_allclose(formulas.gap_term(kind, f, r, t, given, upper), right, rtol=1e-12, atol=1e-13)
         paid = penalties.divergence(kind, inside, t, given, upper)
         np.testing.assert_allclose(paid, divergence(law, inside, t, rho), rtol=1e-14, atol=1e-14)
@@ -154,7 +167,9 @@ def test_the_gap_of_kl_keeps_its_digits():
 @pytest.mark.parametrize("reg", [0.01, 1.0, 50.0])
 def test_the_l2_prox_is_that_of_scipy(reg):
     """The Wright omega function is exact from e^z far below 0 to z - log z, also where terms cancel for small log u."""
-    log_s, t, rho = np.concatenate([np.linspace(-60, 60, 41), [-700.0, 500.0]]), 1.7, np.float64(0.9)
+    log_s = np.concatenate([np.linspace(-60, 60, 41), [-700.0, 500.0]])
+    t = 1.7
+    rho = np.float64(0.9)
     found, right = (law.prox("l2", log_s, np.full(43, t), rho, None, reg) for law in LAWS.values())
     np.testing.assert_allclose(found, right, rtol=1e-13, atol=1e-15)
 
@@ -177,7 +192,9 @@ def test_conjugate_is_a_minimum():
     """The test's own formula matches a search over r."""
     r = np.linspace(0, 20, 2_000_001)
     for kind in SIDES:
-        rho, t, law = SOFT.get(kind, np.inf), 1.3, LAW.get(kind, kind)
+        rho = SOFT.get(kind, np.inf)
+        t = 1.3
+        law = LAW.get(kind, kind)
         for f in (-0.2, 0.0, 0.15, 1.0 if kind in ("kl", "l2") else 0.2):
             allowed = {"balanced": r == r[130_000], "range": np.abs(r - t) <= rho * t + 1e-9}.get(kind, r >= 0)
             values = divergence(law, r[allowed], t, np.float64(rho)) + f * r[allowed]

@@ -28,7 +28,8 @@ def compare(ours, theirs):
         for name in ("gap", "error", "dual", "residual"):
             assert getattr(x, name) == pytest.approx(getattr(y, name), rel=1e-12, abs=1e-15)
     for name in ("log_u", "log_v", "row_marginal", "col_marginal", "plan"):
-        x, y = getattr(ours, name), getattr(theirs, name)
+        x = getattr(ours, name)
+        y = getattr(theirs, name)
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)
     compare_problems(ours.problem, theirs.problem)

@@ -7,7 +7,9 @@ from numpy.testing import assert_allclose
 from mapuot.backends.cpu.marginals import History, Points
 from mapuot.penalties import kl_divergence
 
-SHAPE, RHO, REG = (1, 7, 8, 33, 130), (2.0, np.inf, 0.0, 0.3, 50.0), 0.05
+SHAPE = (1, 7, 8, 33, 130)
+RHO = (2.0, np.inf, 0.0, 0.3, 50.0)
+REG = 0.05
 EDGES = [(0, 2), (1, 2), (3, 4), (2, 4)]  # of children and parents
 
 
@@ -19,7 +21,8 @@ def rng():
 @pytest.fixture(params=[1, 3], ids=lambda parts: f"parts{parts}")
 def labelled(request, rng):
     """Return (points, marginal of each, cell of each, log weights)."""
-    owner, parts = np.repeat(np.arange(len(SHAPE)), SHAPE), request.param
+    owner = np.repeat(np.arange(len(SHAPE)), SHAPE)
+    parts = request.param
     log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)) * 3)
     points = Points(SHAPE, log_weight, np.exp(log_weight), np.array(RHO), REG, EDGES)
     cell = owner * parts + rng.integers(parts, size=len(owner))
@@ -37,11 +40,17 @@ def rate_at(owner):
 @pytest.mark.parametrize("spread", [1e-6, 0.1, 30.0])
 def test_worth(isa, labelled, rng, spread):
     points, owner, _, log_weight = labelled
-    weight, start, n = np.exp(log_weight), points.start[:-1], len(owner)
+    weight = np.exp(log_weight)
+    start = points.start[:-1]
+    n = len(owner)
     log_u = rng.normal(size=n) * spread
-    rate, rho = rate_at(owner), np.array(RHO)[owner]
+    rate = rate_at(owner)
+    rho = np.array(RHO)[owner]
     log_s = -(1 + rate) * log_u + rng.normal(size=n) * min(spread, 1.0)
-    hard, soft, r, q = np.isinf(rho), rate > 0, np.exp(log_weight + log_u + log_s), weight * np.exp(-rate * log_u)
+    hard = np.isinf(rho)
+    soft = rate > 0
+    r = np.exp(log_weight + log_u + log_s)
+    q = weight * np.exp(-rate * log_u)
     with np.errstate(invalid="ignore"):
         value = np.where(hard, weight * REG * log_u, np.where(soft, -rho * weight * np.expm1(-rate * log_u), 0.0))
     want = [value, np.abs(value), q, kl_divergence(r, q), r + q, np.abs(r - weight)]
@@ -69,7 +78,9 @@ def test_no_worth_where_numbers_leave_float64(isa, labelled, which, value):
 
 def test_a_large_mass_is_not_lost_where_its_slope_is_steep(isa):
     """e^-712 is below the range of the vectors, e^(690 - 712) is a mass; r = e^.2 q."""
-    log_u, log_weight, q = np.full(9, 712.0), np.full(9, 690.0), 9 * np.exp(-22.0)
+    log_u = np.full(9, 712.0)
+    log_weight = np.full(9, 690.0)
+    q = 9 * np.exp(-22.0)
     points = Points((9,), log_weight, np.exp(log_weight), np.ones(1), 1.0)
     _, _, _, amount, gap, both, _ = points.worth(log_u, 0.2 - 2 * log_u).ravel()
     want = q, q * (0.2 * np.exp(0.2) - np.exp(0.2) + 1), q * (1 + np.exp(0.2))
@@ -104,10 +115,14 @@ def weights(residual, dF, weight):
 @pytest.mark.parametrize("alone", [0.0, 0.3])
 def test_steps_are_least_squares(isa, ends, alone):
     """Weights are right with more differences than the history holds, and after a new start."""
-    rng, depth, past = np.random.default_rng(0), min(4, ends[0]), []
+    rng = np.random.default_rng(0)
+    depth = min(4, ends[0])
+    past = []
     history = History(depth, ends)
     for number in range(9):
-        residual, image, weight = rng.normal(size=ends[-1]), rng.normal(size=ends[-1]), rng.random(ends[-1]) + 0.1
+        residual = rng.normal(size=ends[-1])
+        image = rng.normal(size=ends[-1])
+        weight = rng.random(ends[-1]) + 0.1
         if number == 7:
             history.clear()
             past = []
@@ -120,7 +135,10 @@ def test_steps_are_least_squares(isa, ends, alone):
         want = [image.copy(), residual.copy()]
         for part in history.parts:
             own = weights(residual[part], dF[:, part], weight[part])
-            gamma = shared if len(ends) == 1 else alone * own + (1 - alone) * shared
+            if len(ends) == 1:
+                gamma = shared
+            else:
+                gamma = alone * own + (1 - alone) * shared
             want[0][part] -= gamma @ dG[:, part]
             want[1][part] -= gamma @ dF[:, part]
         for got, right in zip(history.next(weight, alone), want, strict=True):

@@ -82,7 +82,8 @@ REGIMES = {  # POT fails in the first few cases
 def test_regime(backend, name, precision):
     if backend == "reference" and precision == "mixed":
         pytest.skip("the oracle has one precision")
-    tol, case = 1e-9 if precision == "float64" else 1e-6, REGIMES[name]
+    tol = 1e-9 if precision == "float64" else 1e-6
+    case = REGIMES[name]
     result = checked(case, backend, precision, tol, below=10 * tol)
     assert np.isfinite(result.plan).all()
     assert result.mass > 0
@@ -110,7 +111,9 @@ def test_a_step_that_outgrows_its_kernel_is_still_guarded(backend, precision):
 def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
     M, a, b = SMALL
     M = {"masses": M, "costs": 1e4 * (1 + M), "equal costs": np.full((4, 5), 1e4)}[case]
-    a, b = (1e-300 * a, 1e-300 * b) if case == "masses" else (a, b)
+    if case == "masses":
+        a = 1e-300 * a
+        b = 1e-300 * b
     with pytest.warns(mapuot.ConvergenceWarning, match=r"underflow.*raise reg"):
         result = mapuot.solve(M, a, b, reg=1.0, reg_m=0.1, method=method, backend=backend)
     assert result.status == "underflow"

@@ -120,7 +120,9 @@ def test_how_of_other_costs():
 
 def test_how_of_a_batch():
     x, y, a, b = points(60, 50)
-    M, A, B = ((x[:, None] - y) ** 2).sum(-1), np.stack([a, 2 * a]), np.stack([b, b])
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    A = np.stack([a, 2 * a])
+    B = np.stack([b, b])
     easy = mapuot.solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     assert easy.how.tolist() == ["float64 tiles, 2 problems together"] * 2
     assert easy[1].how == easy.how[1]

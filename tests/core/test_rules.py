@@ -36,7 +36,10 @@ def progress(**members):
 
 @pytest.mark.parametrize("d", [0.0, 1e-300, 1e-9, 0.3, 1e99, 1e101, math.inf])
 def test_plan_error_is_that_of_the_oracle(d):
-    right = penalties.plan_error(min(d, 1e150)) if d < math.inf else d
+    if d < math.inf:
+        right = penalties.plan_error(min(d, 1e150))
+    else:
+        right = d
     assert plan_error(d) == rule("plan_error", d) == pytest.approx(right, rel=1e-15 if d < 1e100 else 0.06)
     assert plan_error(d) >= right * (1 - 1e-15)
     assert math.isnan(rule("plan_error", math.nan))
@@ -94,7 +97,8 @@ def test_the_gap_of_a_rounded_hard_side():
 def test_mass_that_a_flushed_kernel_hides():
     """The bound covers entries just below the flush limit under all u and v, and rows with u below all numbers."""
     rng = np.random.default_rng(0)
-    u, v = 10.0 ** rng.uniform(0, 20, 5), 10.0 ** rng.uniform(0, 20, 7)
+    u = 10.0 ** rng.uniform(0, 20, 5)
+    v = 10.0 ** rng.uniform(0, 20, 7)
     hidden = 1e-38 * u.sum() * v.sum()
     found = 1e3 * rule("lost_mass", limits(flush=1e-38), u.sum(), v.sum(), 1e3)
     assert hidden * (1 - 1e-12) <= found <= 1.01 * hidden
@@ -111,7 +115,9 @@ SOFT = {"reg": 0.5, "inv_reg": 2.0, "rho_kl": 40.0, "dual_scale": 7.0, "dual_con
 
 def certified(gap=0.0, hard=0.0, misfit=0.0, scale=1.0, state=None, stats=None, **members):
     """Return (error, gap, fall of the dual value) of a state without any error but the named one."""
-    known, p, out = limits(**{**SOFT, **members}), progress(**(state or {})), record("stats", **CERTIFIED)
+    known = limits(**{**SOFT, **members})
+    p = progress(**(state or {}))
+    out = record("stats", **CERTIFIED)
     out.update(stats or {}) if isinstance(out, dict) else [out.__setitem__(k, x) for k, x in (stats or {}).items()]
     dual = float(out["dual"])
     rule("certify", known, p, out, gap, hard, misfit, scale)
@@ -140,7 +146,8 @@ SHARES = {  # the error: (arguments, least growth of error, of the dual value's 
 @pytest.mark.parametrize("name", SHARES)
 def test_what_is_missing_counts(name):
     given, error, fall = SHARES[name]
-    plain, found = certified(), certified(**given)
+    plain = certified()
+    found = certified(**given)
     for k, least in ((0, error), (2, fall)):
         grown = found[k] - plain[k]
         assert 0.88 * least <= grown <= 1.2 * least + 1e-12, ("error", "gap", "dual")[k]
@@ -244,13 +251,19 @@ SIDES = {"kl": (2.0, 0.0), "balanced": (math.inf, 0.0), "tv": (0.4, 0.0), "l2": 
 @pytest.mark.parametrize(("shift", "offset"), [(0.0, 0.0), (0.7, 0.0), (30.0, -0.4)])
 def test_a_column_is_what_its_potential_makes_it(kind, shift, offset):
     """log v = x - shift, and K^T u is in units of K's absorbed scaling; each penalty's formula gives every number."""
-    (rho, upper), number, reg, t, absorbed = SIDES[kind], penalties.NUMBERS[kind], 0.5, 1.7, 0.3
+    (rho, upper) = SIDES[kind]
+    number = penalties.NUMBERS[kind]
+    reg = 0.5
+    t = 1.7
+    absorbed = 0.3
     for log_v in (-1.5, -0.2, 0.1, 0.6):
         for sum in (0.02, 1.0, 30.0):
             given = absorbed, t, rho, upper, reg, log_v + shift, sum, shift, offset
             found = {name: rule("column", number, *given, k) for k, name in enumerate(COLUMN)}
             log_s = math.log(sum) - absorbed + offset + shift  # of K^T u
-            r, f, law = math.exp(log_v + log_s), reg * log_v, Penalties()
+            r = math.exp(log_v + log_s)
+            f = reg * log_v
+            law = Penalties()
             bound = kind, f, r, t, rho, upper
             image = float(law.prox(kind, log_s, t, rho, upper, reg))
             dual = float(law.dual_term(kind, f, t, rho, upper))
@@ -397,7 +410,8 @@ ENDS = [  # (the pass, the state before it, limits, sums of scales and of the ne
 
 @pytest.mark.parametrize(("stats", "state", "known", "sums", "status"), ENDS)
 def test_status_of_a_pass(stats, state, known, sums, status):
-    p, out = progress(**state), record("stats", **{**PASS, **stats})
+    p = progress(**state)
+    out = record("stats", **{**PASS, **stats})
     assert STATUS[int(rule("judge", limits(**known), p, out, *map(float, sums)))] == status
     assert p["passes"] == 1
     assert p["since_absorb"] == state.get("since_absorb", 0) + 1
@@ -451,7 +465,8 @@ GIVE_WAY = [  # (the pass, the state before it, limits, sum of scales, whether f
 @pytest.mark.parametrize(("stats", "state", "known", "scale", "wide", "status"), GIVE_WAY)
 def test_when_float32_passes_give_way(stats, state, known, scale, wide, status):
     """float32 passes end once they have converged or stalled; the guard allows for the error of their dual value."""
-    p, out = progress(narrow=1, moved=0.25, **{**state, "best_dual": 1.0}), record("stats", **{**PASS, **stats})
+    p = progress(narrow=1, moved=0.25, **{**state, "best_dual": 1.0})
+    out = record("stats", **{**PASS, **stats})
     assert STATUS[int(rule("judge", limits(**{"scale_limit": 1e100, **known}), p, out, scale, 1.0))] == status
     assert (p["narrow"], p["best_dual"]) == ((0, 0.5) if wide else (1, 1.0))
     fell = p["floor_passes"] == 0
@@ -478,7 +493,8 @@ def test_guard_drops_steps_that_lower_the_dual_value():
 
 def test_guard_compares_with_the_best():
     """A fall in many small steps counts as a fall."""
-    judge, dual = Judge(tol=1e-6, anderson_depth=5), 1.0
+    judge = Judge(tol=1e-6, anderson_depth=5)
+    dual = 1.0
     assert not judge.settle(dual, 1.0)
     found = [judge.settle(1.0 - k * 0.8e-13, 1.0) for k in range(3)]
     assert found == [False, False, True]
@@ -486,13 +502,16 @@ def test_guard_compares_with_the_best():
 
 def test_differences_fill_a_ring():
     """Each accepted pass behind the first keeps a difference, in turn; a dropped step empties the ring."""
-    known, p, out = limits(anderson_depth=3), progress(), record("stats", mass=1.0)
+    known = limits(anderson_depth=3)
+    p = progress()
+    out = record("stats", mass=1.0)
     seen = []
     for dual in range(9):
         out["dual"] = dual
         rule("settle", known, p, out)
         seen.append(tuple(p[name].item() for name in ("step", "slot", "depth", "head", "have", "extrapolated")))
-    image, step = int(lib.MAPUOT_IMAGE), int(lib.MAPUOT_EXTRAPOLATE)
+    image = int(lib.MAPUOT_IMAGE)
+    step = int(lib.MAPUOT_EXTRAPOLATE)
     rings = [(0, 1, 1), (1, 2, 2), (2, 3, 0), (0, 3, 1), (1, 3, 2), (2, 3, 0), (0, 3, 1), (1, 3, 2)]
     assert seen == [(image, -1, 0, 0, 1, 0), *((step, *ring, 1, 1) for ring in rings)]
     out["dual"] = -1.0
@@ -529,7 +548,8 @@ def test_a_dead_point_leaves_no_dual_value():
 
 
 def test_what_is_known_later_counts():
-    judge, stat = Judge(tol=1e-6), a_pass(error=9e-7, gap=1e-7)
+    judge = Judge(tol=1e-6)
+    stat = a_pass(error=9e-7, gap=1e-7)
     assert judge.judge(stat) == "converged"
     assert not judge.again(stat, 2e-7, 0.5, 0.0)
     assert (stat.error, stat.gap, stat.dual) == (pytest.approx(1.1e-6), pytest.approx(0.5), 0.5)

@@ -34,7 +34,8 @@ def test_sinkhorn_makes_pots_iterates(backend, passes, reg_type):
 
 def pots_iterates(case, passes, reg_type="kl"):
     """Return [log u_k], [log v_k] for k = 0 .. passes from POT's Sinkhorn; it starts at 1."""
-    log_u, log_v = [np.zeros(len(case.a))], [np.zeros(len(case.b))]
+    log_u = [np.zeros(len(case.a))]
+    log_v = [np.zeros(len(case.b))]
     for k in range(1, passes + 1):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -60,7 +61,8 @@ def test_warm_start_saves_passes_and_changes_nothing(backend):
     changed = [case.replace(a=case.a * rng.uniform(0.99, 1.01, 40), b=case.b * rng.uniform(0.99, 1.01, 30)),
                case.replace(M=case.M * 1.01), case.replace(reg=0.011), case.replace(reg_m=1.1)]  # fmt: skip
     for other in changed:
-        fresh, warm = other.solve(**options), other.solve(warm_start=cold, **options)
+        fresh = other.solve(**options)
+        warm = other.solve(warm_start=cold, **options)
         assert warm.n_passes < fresh.n_passes
         assert relative_error(warm.plan, fresh.plan) < 1e-8
         verify(warm, other)
@@ -70,7 +72,8 @@ def test_warm_start_saves_passes_and_changes_nothing(backend):
 
 
 def test_callback_sees_every_pass_and_can_cancel(backend):
-    case, seen = clouds(30, 20, reg=0.01), []
+    case = clouds(30, 20, reg=0.01)
+    seen = []
     result = case.solve(callback=seen.append, tol=1e-9, backend=backend)
     assert [s.n_pass for s in seen] == list(range(1, result.n_passes + 1))
     assert seen == result.trace
@@ -149,7 +152,10 @@ def test_nothing_of_a_call_stays(backend, name):
 def test_reg_and_reg_m_may_be_given_by_place():
     """As POT's users write them; a call without them names the argument."""
     case = clouds(12, 9)
-    M, a, b, A = case.M, case.a, case.b, np.stack([case.a, case.a])
+    M = case.M
+    a = case.a
+    b = case.b
+    A = np.stack([case.a, case.a])
     np.testing.assert_array_equal(
         mapuot.solve(M, a, b, 0.05, 1.0).plan, mapuot.solve(M, a, b, reg=0.05, reg_m=1.0).plan
     )

@@ -7,7 +7,8 @@ import mapuot
 
 RNG = np.random.default_rng(0)
 T = np.arange(20.0)
-M, MASSES = (T[:, None] - T) ** 2, RNG.dirichlet(np.ones(20), 2)
+M = (T[:, None] - T) ** 2
+MASSES = RNG.dirichlet(np.ones(20), 2)
 NOISE = np.triu(RNG.random((20, 20)))
 
 

@@ -23,7 +23,9 @@ CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
     """Pools of more than one thread are made on first use and kept."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    small, large, cores = clouds(20, 20), clouds(700, 700), core_count()
+    small = clouds(20, 20)
+    large = clouds(700, 700)
+    cores = core_count()
     calls = (small, None, False), (large, 1, False), (large, None, cores > 1), (small, cores + 1, True)
     native.pool_of.cache_clear()
     for case, threads, pooled in calls:
@@ -78,7 +80,8 @@ def test_a_solve_releases_the_interpreter():
             case.solve(method="sinkhorn", tol=1e-14, max_passes=1000, threads=1)
         done.set()
 
-    worker, ticks = threading.Thread(target=work), 0
+    worker = threading.Thread(target=work)
+    ticks = 0
     worker.start()
     while not done.is_set():
         time.sleep(0.001)
@@ -165,9 +168,13 @@ def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
 
 def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):
     """While one thread forms a plan, another thread and a forked child form other plans."""
-    case, plan = CASE.replace(penalty=("kl", "tv")), HostOperator.plan
-    one, other, right = case.solve(), case.replace(reg=0.05).solve(), case.replace(reg=0.05).solve().plan
-    forms, ends = threading.Event(), threading.Event()
+    case = CASE.replace(penalty=("kl", "tv"))
+    plan = HostOperator.plan
+    one = case.solve()
+    other = case.replace(reg=0.05).solve()
+    right = case.replace(reg=0.05).solve().plan
+    forms = threading.Event()
+    ends = threading.Event()
 
     def slow(stream, *rows):
         if stream.cost is one.problem.cost:

@@ -22,7 +22,8 @@ from mapuot.ascend.settings import GROUPS
 from mapuot.backends.cuda import workspace
 from mapuot.backends.cuda.workspace import DeviceWorkspace
 
-PORTABLE, HOST_SUMS = {"MAPUOT_CUDA": "portable"}, {"MAPUOT_CUDA_MPI": "0"}
+PORTABLE = {"MAPUOT_CUDA": "portable"}
+HOST_SUMS = {"MAPUOT_CUDA_MPI": "0"}
 
 
 def case_wide_shapes(job):
@@ -49,7 +50,8 @@ def case_a_kernel_that_one_rank_has_no_room_for(job):
     free = workspace.free_memory
     with mock.patch.object(workspace, "free_memory", (lambda enough: 0) if job.last else free):
         result = job.solve(clouds(37, 29))
-    one, (i0, i1) = clouds(37, 29).solve(backend="cpu", **FLOAT64), job.bounds(37)
+    one = clouds(37, 29).solve(backend="cpu", **FLOAT64)
+    (i0, i1) = job.bounds(37)
     np.testing.assert_allclose(numbers(result.plan), one.plan[i0:i1], rtol=1e-10, atol=1e-14)
     job.same(result.log_v, [s.error for s in result.trace])
 
@@ -78,14 +80,22 @@ def case_truncated_points(job):
     reached = groups.Groups.reached
     noisy = {"reached": lambda own, *by: reached(own, *by) + 1e-9 * job.ranks.rank}  # as last bits of GPUs are
     rng = np.random.default_rng(5)
-    x, y, a, b = rng.random((220, 2)), rng.random((200, 2)) + 0.2, rng.random(220) + 0.1, rng.random(200) + 0.1
-    x, y = x * [20.0, 1.0], y * [20.0, 1.0]  # boxes of 32 points skip little of a square
+    x = rng.random((220, 2))
+    y = rng.random((200, 2)) + 0.2
+    a = rng.random(220) + 0.1
+    b = rng.random(200) + 0.1
+    # boxes of 32 points skip little of a square
+    x = x * [20.0, 1.0]
+    y = y * [20.0, 1.0]
     x = x[np.argsort(x[:, 0])]  # ranks have points that are near each other, so that all find pairs to skip
     options = {"reg": 0.03, "reg_m": (1.0, 2.0)}
     want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, tol=1e-10, backend="cpu", **options)
     for split in ("even", "uneven"):
         i0, i1 = job.bounds(220, split)
-        options["warm_start"] = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if split == "uneven" else None
+        if split == "uneven":
+            options["warm_start"] = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1)
+        else:
+            options["warm_start"] = None
         mine = own_points(x, y, i0, i1, truncate=3.0)
         with GROUPS.using(usual_groups=64), mock.patch.multiple(groups.Groups, **noisy):
             got = mapuot.solve(mine, a[i0:i1], b, tol=1e-5, backend="cuda", comm=job.comm, **options)
@@ -97,8 +107,10 @@ def case_truncated_points(job):
 def case_points_in_many_dimensions(job):
     """Ranks multiply the coordinates of their own rows by those of all columns; a rank may have no row."""
     rng = np.random.default_rng(6)
-    x, y = rng.random((50, 19)), rng.random((46, 19)) + 0.1
-    a, b = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(46))
+    x = rng.random((50, 19))
+    y = rng.random((46, 19)) + 0.1
+    a = rng.dirichlet(np.ones(50))
+    b = rng.dirichlet(np.ones(46))
     for metric, reg_m, split in (("sqeuclidean", (1.0, 2.0), "uneven"), ("inner", (2.0, np.inf), "even")):
         options = {"reg": 0.3, "reg_m": reg_m}
         want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, tol=1e-10, backend="cpu", **options)
@@ -111,8 +123,10 @@ def case_points_in_many_dimensions(job):
 def case_pairs_from_the_device(job):
     """Pairs stay on their GPU, whatever the rank's number is, and so does the plan."""
     S, _, a, b = pairs(21, 17, 0.6)
-    (i0, i1), count = job.bounds(21), cp.cuda.runtime.getDeviceCount()
-    was, own = cp.cuda.Device(), cp.cuda.Device((count - 1 - job.ranks.rank) % count)
+    (i0, i1) = job.bounds(21)
+    count = cp.cuda.runtime.getDeviceCount()
+    was = cp.cuda.Device()
+    own = cp.cuda.Device((count - 1 - job.ranks.rank) % count)
     want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-10, backend="cpu")
     own.use()
     try:
@@ -127,8 +141,12 @@ def case_pairs_from_the_device(job):
 
 
 def case_errors_reach_everyone(job):
-    case, calls = clouds(33, 21), []
-    name = f"rank {job.ranks.size - 1}: " if job.ranks.size > 1 else ""
+    case = clouds(33, 21)
+    calls = []
+    if job.ranks.size > 1:
+        name = f"rank {job.ranks.size - 1}: "
+    else:
+        name = ""
     mine = job.block(case)
 
     def rows(i0, i1):
@@ -148,7 +166,8 @@ def case_errors_reach_everyone(job):
 
 def case_an_error_before_a_sum(job):
     """An error on one rank reaches the others, some of which already wait for its sum on their GPUs."""
-    row_pass, made = DeviceWorkspace.row_pass, []
+    row_pass = DeviceWorkspace.row_pass
+    made = []
 
     def fail(self):
         made.append(1)

@@ -40,7 +40,9 @@ def batches() -> None:
     """Solve small problems in blocks of every width, larger ones as products, and log_matmul by tiles and by cuBLAS."""
     rng = np.random.default_rng(0)
     for m, n in ((100, 100), (40, 50), (3, 17), (150, 140)):
-        M, A, B = rng.random((m, n), np.float32), rng.random((4, m)), rng.random((4, n))
+        M = rng.random((m, n), np.float32)
+        A = rng.random((4, m))
+        B = rng.random((4, n))
         for reg in (0.1, 0.005):
             assert solve_batch(cp.asarray(M), A, 1.5 * B, reg=reg, reg_m=1.0).converged.all()
     print("batches", flush=True)
@@ -63,7 +65,8 @@ def whole() -> None:
 def corrected() -> None:
     """Run with 20 differences and the correction by clusters; its matrix is built and renewed on the way."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((256, 2)), rng.random((530, 2))
+    x = rng.random((256, 2))
+    y = rng.random((530, 2))
     M = cp.asarray(((x[:, None] - y) ** 2).sum(-1).astype(np.float32))
     with DEVICE_COARSE.using(least_entries=0, sharp=0.0, every=8):
         result = solve(M, reg=0.02, reg_m=1.0, tol=1e-13, max_passes=24)

@@ -29,7 +29,8 @@ def lies_there(found, batch):
 
 
 def test_products(batch):
-    X, Y = values(batch, 1, (3,)), values(batch, 0, (3,))
+    X = values(batch, 1, (3,))
+    Y = values(batch, 0, (3,))
     moved = batch.apply(X)
     assert lies_there(moved, batch)
     assert_each(moved, batch, lambda i, one: one.apply(X[i]))
@@ -76,7 +77,8 @@ def test_maps_of_new_points(kind, side):
 
 def test_arrays_of_the_host_come_back_to_it():
     rng = np.random.default_rng(0)
-    x, y = [rng.normal(size=(k, 2)) for k in (3, 8)], [rng.normal(size=(k, 2)) for k in (5, 4)]
+    x = [rng.normal(size=(k, 2)) for k in (3, 8)]
+    y = [rng.normal(size=(k, 2)) for k in (5, 4)]
     batch = mapuot.solve_batch(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0, backend="cuda")
     found = batch.barycentric_map(y)
     assert all(isinstance(z, np.ndarray) for z in found)

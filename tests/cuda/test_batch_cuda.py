@@ -55,7 +55,8 @@ def test_small_reg_needs_no_help(reg, monkeypatch):
 @pytest.mark.parametrize(("symmetric", "start", "mass"), [(True, 1000.0, 1.0), (False, 0.0, 1e14)])
 def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
     """Potentials with scales beyond any K go to float64 passes; else K would be rebuilt for ever."""
-    M, A = np.array([[0.7, 0.7], [0.7, 0.8]]), mass * np.array([[0.04, 0.51], [0.69, 0.92]])
+    M = np.array([[0.7, 0.7], [0.7, 0.8]])
+    A = mass * np.array([[0.04, 0.51], [0.69, 0.92]])
     options = {"reg": 7e-4, "reg_m": 0.3, "reference": "uniform", "tol": 1e-6, "symmetric": symmetric}
     result = solve_batch(M, A, A, warm_start=(np.full((2, 2), start),) * 2, backend="cuda", **options)
     for one, a in zip(result, A, strict=True):
@@ -66,7 +67,9 @@ def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
 def test_a_dual_value_counts_what_large_potentials_round(own):
     """Masses 1000 times apart and reg far below reg_m: at potentials of 300 reg, rho (a - r) is not exact."""
     rng = np.random.default_rng(4)
-    M, A, B = 190 * rng.random((9, 3, 30)), rng.random((9, 3)), 0.005 * rng.random((9, 30)) / 30
+    M = 190 * rng.random((9, 3, 30))
+    A = rng.random((9, 3))
+    B = 0.005 * rng.random((9, 30)) / 30
     options = {"reg": 900.0, "reg_m": (6e5, 4e4), "reference": "uniform"}
     M = M if own else M[0]
     result = solve_batch(M, A, B, backend="cuda", precision="float64", tol=1e-9, method="sinkhorn", **options)
@@ -145,7 +148,8 @@ def test_clouds_on_the_device_stay_there(d, sizes, monkeypatch):
             found = solve_batch(cloud, *masses, **known)
             assert isinstance(found.log_u, cp.ndarray)
             slopes = found._backend.slopes(found.problem, None, found._closed[1:], (True, True), None)
-        gradient, wanted = found.gradient(), right.gradient()
+        gradient = found.gradient()
+        wanted = right.gradient()
         assert_allclose(slopes[0].get(), np.concatenate([*wanted.x]), atol=1e-8)
         same = solve_batch(PointCloud(x, None if with_self else y), a, a if with_self else b, backend="cuda", **known)
         for name in ("x", "y", "a", "b"):
@@ -182,7 +186,8 @@ def test_last_pass_is_a_float64_one():
 
 def test_vectors_outside_of_shared_memory(monkeypatch):
     x, y, a, b = clouds_of(((150, 131), (140, 133)), 3)
-    cloud, known = PointCloud(x, y), {"reg": 0.01, "reg_m": 1.0, "backend": "cuda"}
+    cloud = PointCloud(x, y)
+    known = {"reg": 0.01, "reg_m": 1.0, "backend": "cuda"}
     inside = solve_batch(cloud, a, b, **known)
     monkeypatch.setattr(cuda_batch, "SHARED_ROOM", 0)
     outside = solve_batch(cloud, a, b, **known)
@@ -297,8 +302,12 @@ def test_totals_far_apart_are_certified_truly(rho_b):
     for seed in (465, 707, 1131, 2011):
         rng = np.random.default_rng(seed)
         m, n = (int(k) for k in rng.integers(1, 5, 2))
-        M, U = rng.random((m, n)), rng.uniform
-        reg, rho, ratio, size = 10 ** U(-4, -2), 10 ** U(0, 3), 10 ** U(12, 40), 10 ** U(-60, 0)
+        M = rng.random((m, n))
+        U = rng.uniform
+        reg = 10 ** U(-4, -2)
+        rho = 10 ** U(0, 3)
+        ratio = 10 ** U(12, 40)
+        size = 10 ** U(-60, 0)
         case = Case(M, np.full(m, size * ratio / m), np.full(n, size / n), reg, (rho, rho_b))
         found = solve_batch(cp.asarray(M), case.a[None], case.b[None], reg=reg, reg_m=case.reg_m, max_passes=300)[0]
         best = oracle.answer(case, host(found.log_v) if found.converged else None)
@@ -314,7 +323,8 @@ def test_totals_far_apart_are_certified_truly(rho_b):
 @pytest.mark.parametrize("kind", ["one cost", "own costs", "clouds", "euclidean", "large"])
 def test_own_reg_and_reg_m(kind, reg_m):
     """Problems with their own reg, scaled to one batch where reg_m is proportional, have the answers of the CPU."""
-    p, rng = 5, np.random.default_rng(8)
+    p = 5
+    rng = np.random.default_rng(8)
     regs = 10 ** rng.uniform(-1.5, 0, p)
     rho = {"shared": 0.6, "own": 10 ** rng.uniform(-1, 1, p), "as reg": 7 * regs, "hard": np.inf}[reg_m]
     if kind in ("one cost", "own costs"):
@@ -324,8 +334,13 @@ def test_own_reg_and_reg_m(kind, reg_m):
         sizes = (150, 140) if kind == "large" else (12, 17)
         x = [rng.normal(size=(sizes[0] - i, 3)) + 100 for i in range(p)]
         y = [rng.normal(size=(sizes[1] - 2 * i, 3)) + 100 for i in range(p)]
-        metric = "euclidean" if kind == "euclidean" else "sqeuclidean"
-        M, A, B = PointCloud(x, y, metric), None, None
+        if kind == "euclidean":
+            metric = "euclidean"
+        else:
+            metric = "sqeuclidean"
+        M = PointCloud(x, y, metric)
+        A = None
+        B = None
         there = PointCloud([*map(cp.asarray, x)], [*map(cp.asarray, y)], metric)
     result = solve_batch(there, A, B, reg=regs, reg_m=rho, backend="cuda")
     right = solve_batch(M, A, B, reg=regs, reg_m=rho, tol=1e-9)
@@ -336,7 +351,8 @@ def test_own_reg_and_reg_m(kind, reg_m):
         apart = np.abs(host(result[i].plan) - right[i].plan).sum() / right.mass[i]
         assert apart <= result.error_bound[i] + right.error_bound[i]
     if kind in ("clouds", "euclidean"):
-        found, want = result.gradient(), right.gradient()
+        found = result.gradient()
+        want = right.gradient()
         for name in "xy" if reg_m == "hard" else "xyab":  # potentials of hard sides have a constant to choose
             for mine, other in zip(getattr(found, name), getattr(want, name), strict=True):
                 assert_allclose(host(mine), other, rtol=1e-4, atol=1e-5)

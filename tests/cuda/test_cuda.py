@@ -33,7 +33,8 @@ pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 
 def cost(m, n, seed=0):
     rng = np.random.default_rng(seed)
-    x, y = rng.random((m, 3)), rng.random((n, 3))
+    x = rng.random((m, 3))
+    y = rng.random((n, 3))
     M = ((x[:, None] - y[None]) ** 2).sum(-1)
     return M / M.max(), rng.random(m) + 0.1, rng.random(n) + 0.1
 
@@ -84,7 +85,11 @@ def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), pe
     found = run(cuda, M, a, b, reg, reg_m, penalty, precision, count, exact=not narrow, **more)
     tol = {"float64": 1e-11 if penalty == "kl" else 1e-9, "float32": 2e-5 if narrow else 1e-6}[precision]
     assert len(found[0]) == len(expected[0]) or precision != "float64"
-    slack = 1e-6 * mass * (reg + 2 * sum(reg_m)) if narrow else 0.0  # rounding of float32 sums
+    # rounding of float32 sums
+    if narrow:
+        slack = 1e-6 * mass * (reg + 2 * sum(reg_m))
+    else:
+        slack = 0.0
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol, atol=slack)
     if precision == "float64" and not narrow:  # except for each core's own estimate of exponent rounding
         for one, other in zip(found[0], expected[0], strict=True):
@@ -162,7 +167,8 @@ def test_deep_memory_equals_the_oracle(path):
 def corrected(monkeypatch, using):
     """Build a matrix after the first passes of any K and every 8 passes, and record the factors found for each M."""
     using(cuda_coarse.DEVICE_COARSE, sharp=0.0, least_entries=0, every=8)
-    device, found = cuda_coarse.DeviceCoarse, []
+    device = cuda_coarse.DeviceCoarse
+    found = []
     find = device.find
     monkeypatch.setattr(device, "find", lambda self: found.append(find(self)) or found[-1])
     return found
@@ -202,7 +208,8 @@ def test_corrected_solves_are_certified(path, precision, where, corrected):
     M, a, b = weighted(310, 520, 1, mass=1.2)
     a[7], b[11] = 0.0, 0.0
     exact = solve(M, a, b, reg=0.01, reg_m=1.0, backend="cpu", tol=1e-11, precision="float64")
-    given, options = cp.asarray(M) if where == "device" else M, {"reg": 0.01, "reg_m": 1.0, "precision": precision}
+    given = cp.asarray(M) if where == "device" else M
+    options = {"reg": 0.01, "reg_m": 1.0, "precision": precision}
     found = solve(given, a, b, backend="cuda", **options)
     order, first, label = (x.get() for x in corrected[0])
     assert len(np.unique(label)) == len(np.unique(first)) - 1 == 64
@@ -224,14 +231,19 @@ def test_corrected_solves_are_certified(path, precision, where, corrected):
 )  # fmt: skip
 def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass, count):
     """Every penalty equals the oracle, also for masses far apart in first passes, where the translation is large."""
-    anderson_depth = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
+    # kinks amplify rounding
+    if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]):
+        anderson_depth = 5
+    else:
+        anderson_depth = 0
     check_passes((128, 66), "float64", False, count, 0.1, reg_m, penalty, mass, anderson_depth=anderson_depth)
 
 
 @pytest.fixture
 def turning(monkeypatch):
     """Rows of more than 64 columns count as long; the shapes of K follow."""
-    made, workspace = [], cuda.workspace
+    made = []
+    workspace = cuda.workspace
     monkeypatch.setattr(cuda, "long_rows", 64)
     monkeypatch.setattr(cuda, "workspace", lambda *given: made.append(given[0].shape) or workspace(*given))
     return made
@@ -314,13 +326,17 @@ def test_cells_of_costs_on_the_device(cell, precision):
 def test_masses_beyond_float32(where, reference, mass):
     """The scalings beside a float32 K end at e^85; a plan of more mass needs a float64 K."""
     M, a, b = cost(7, 5)
-    c = "uniform" if reference == "uniform" else np.random.default_rng(0).random(M.shape) + 0.1
+    if reference == "uniform":
+        c = "uniform"
+    else:
+        c = np.random.default_rng(0).random(M.shape) + 0.1
     call = {"reg": 0.1, "reg_m": 1.0, "reference": c}
     given = cp.asarray(M) if where == "device" else M
     found = solve(given, mass * a, mass * b, precision="mixed", **call, backend="cuda")
     right = solve(M, mass * a, mass * b, **call, backend="cpu")
     assert found.converged
-    plan, total = host(found.plan), right.mass
+    plan = host(found.plan)
+    total = right.mass
     assert np.abs(plan / total - right.plan / total).sum() <= found.error_bound + right.error_bound
     assert float(found.mass) == pytest.approx(plan.sum(), rel=1e-6)
     assert float(found.objective) == pytest.approx(right.objective, rel=1e-9)
@@ -329,10 +345,21 @@ def test_masses_beyond_float32(where, reference, mass):
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "array"])
 def test_answers_lie_where_the_cost_does(form):
     """Host and device costs in one batch have device answers; pairs on the device are not moved to the CPU unasked."""
-    (S, M, a, b), of_csr = pairs(20, 30, 0.3, dtype=np.float32), form != "array"
-    host = getattr(sparse, f"{form}_matrix")(S) if of_csr else M
-    there = getattr(device_sparse, f"{form}_matrix")(host) if of_csr else cp.asarray(M)
-    array, plan = (cp.ndarray, np.ndarray), (device_sparse.csr_matrix, sparse.csr_array) if of_csr else None
+    (S, M, a, b) = pairs(20, 30, 0.3, dtype=np.float32)
+    of_csr = form != "array"
+    if of_csr:
+        host = getattr(sparse, f"{form}_matrix")(S)
+    else:
+        host = M
+    if of_csr:
+        there = getattr(device_sparse, f"{form}_matrix")(host)
+    else:
+        there = cp.asarray(M)
+    array = (cp.ndarray, np.ndarray)
+    if of_csr:
+        plan = (device_sparse.csr_matrix, sparse.csr_array)
+    else:
+        plan = None
     for cost, k in ((there, 0), (host, 1)):
         found = solve(cost, a, b, reg=0.1, reg_m=1.0, backend="cuda" if k else "auto")
         for x in (*found.top_k(2), *found.sample(9, 0), found.apply(b), found.apply_transpose(a)):
@@ -352,7 +379,8 @@ def test_answers_lie_where_the_cost_does(form):
 @pytest.mark.parametrize("kind", ["C", pytest.param("F", marks=SLOW), "masked", "reference", "one call"])
 def test_pairs_are_drawn_where_the_cost_is(kind):
     """Drawn pairs pass a chi-square test against the plan, 37 x 71; one call draws them with the device's numbers."""
-    rng, size = np.random.default_rng(0), 20_000
+    rng = np.random.default_rng(0)
+    size = 20_000
     M = ((rng.random((37, 1, 2)) - rng.random((71, 2))) ** 2).sum(-1)
     if kind != "one call":
         M[3, 5:40] = np.inf
@@ -360,7 +388,8 @@ def test_pairs_are_drawn_where_the_cost_is(kind):
     found = solve(cp.asarray(M, order="F" if kind == "F" else "C"), reg=0.1, reg_m=1.0, **more.get(kind, {}))
     share = found.plan.get() / found.plan.get().sum() * size
     for method in ("independent", "systematic"):
-        count, used = np.zeros(M.shape), share >= 5
+        count = np.zeros(M.shape)
+        used = share >= 5
         np.add.at(count, tuple(k.get() for k in found.sample(size, 1, method=method)), 1)
         assert count[share == 0].sum() == 0
         assert ((count - share)[used] ** 2 / share[used]).mean() < 1.15  # 1 +- .04 for independent draws
@@ -393,7 +422,8 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     change, given, whole = ONE_CALL[case]
     M, a, _ = cost(60, 60, 2)
     M = change(M / M.max())
-    made, workspace = [], cuda.workspace
+    made = []
+    workspace = cuda.workspace
     monkeypatch.setattr(cuda, "workspace", lambda *words: made.append(words) or workspace(*words))
     monkeypatch.setattr(import_module("mapuot.backends.cuda.graph_solve"), "ONCE", False)
     given = {"reg": 0.05, "reg_m": 1.0, **given}
@@ -422,9 +452,11 @@ def test_one_row_far_away_costs_no_certificate(times):
 
 
 def test_parts_with_unlike_masses_are_told_before_a_pass(monkeypatch):
-    first, rest = np.arange(40) < 20, np.arange(60) < 30
+    first = np.arange(40) < 20
+    rest = np.arange(60) < 30
     M = cp.asarray(np.where(first[:, None] == rest, cost(40, 60, 2)[0], np.inf))
-    a, b = np.full(40, 1 / 40), np.where(rest, 0.8, 1.2) / 60
+    a = np.full(40, 1 / 40)
+    b = np.where(rest, 0.8, 1.2) / 60
     monkeypatch.setattr("mapuot.api.solve.check_cut", None)
     for given in (M, M.astype(np.float32), M.T.copy().T):
         with pytest.raises(InfeasibleError, match=r"M connects .* only, where .* must be transported"):
@@ -447,7 +479,8 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, using, kind):
     there = cp.asarray(M)
     if kind in ("one potential", "and no longer"):
         x = np.random.default_rng(5).random((70, 2))
-        there, M = PointCloud(cp.asarray(x)), ((x[:, None] - x) ** 2).sum(-1)
+        there = PointCloud(cp.asarray(x))
+        M = ((x[:, None] - x) ** 2).sum(-1)
     given = {"reg": 0.02, "reg_m": np.inf if kind == "hard sides" else 1.0}
     found = solve(there, **given)
     cold = solve(there, **given, callback=lambda stat: None)
@@ -481,7 +514,9 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
     drawn = [[np.random.default_rng(k).normal(size=(n, d)) for n in (40, 33)] for k, d in enumerate((1, 2, 9))]
     turns = [between((0, 0, None), 40, 33, d, np.dtype(dtype).itemsize, reg, reg_m, tol=tol)
              for d in (1, 2, 9)]  # fmt: skip
-    rooms, pairs, before = [cp.empty(turn.room) for turn in turns], cp.empty((3, 2, 40), np.int64), []
+    rooms = [cp.empty(turn.room) for turn in turns]
+    pairs = cp.empty((3, 2, 40), np.int64)
+    before = []
     for scale in (1, 0.5):
         points = [[(scale * z).astype(dtype) for z in both] for both in drawn]
         given = [[*map(cp.asarray, both)] for both in points]
@@ -521,8 +556,8 @@ def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
     given = cp.asarray(M), cp.asarray(a), cp.asarray(b)
     assert one_call(*given, 0.05, reg_m, tol=1e-9)() is None  # which came for the first time
     assert one_call(*given, 0.05, reg_m, mask=SeededMask(0.5, 1))() is None
-    one, batch = (one_call(*given, 0.05, reg_m, tol=1e-9)(),
-                  solve_batch(*given, reg=0.05, reg_m=reg_m, tol=1e-9, precision="float64"))  # fmt: skip
+    one = one_call(*given, 0.05, reg_m, tol=1e-9)()
+    batch = solve_batch(*given, reg=0.05, reg_m=reg_m, tol=1e-9, precision="float64")
     np.testing.assert_allclose(dual_value(one), host(dual_value(batch))[0], rtol=1e-12)
     for name in ("rows", "cols"):
         np.testing.assert_allclose(marginal_gradient(one, name), host(marginal_gradient(batch, name))[0], atol=1e-8)
@@ -546,8 +581,12 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, sh
     module, calls = (import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "graph_solve"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
     monkeypatch.setattr(calls, "ONCE", False)
-    symmetric = None if whole and words == "ordered" else False
-    kept, most = (calls.KEPT if symmetric is None else module.IDLE), module.MOST_IDLE
+    if whole and words == "ordered":
+        symmetric = None
+    else:
+        symmetric = False
+    kept = calls.KEPT if symmetric is None else module.IDLE
+    most = module.MOST_IDLE
     scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
     costs = [(scale * M + k).astype((float, np.float32)[k % 2]) for k, scale in enumerate(scales)]
 
@@ -568,7 +607,10 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, sh
     workspaces = [getattr(x, "workspace", x) for x in kept.values()]
     assert not any(vars(x).get(name) for x in workspaces for name in ("problem", "operator", "coarse"))
     kept.clear()
-    stopped = (calls.SolveLaunches, "__call__") if symmetric is None else (module.DeviceWorkspace, "read")
+    if symmetric is None:
+        stopped = (calls.SolveLaunches, "__call__")
+    else:
+        stopped = (module.DeviceWorkspace, "read")
     with monkeypatch.context() as patch:
         patch.setattr(*stopped, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -600,7 +642,8 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
     module = import_module("mapuot.backends.cuda.workspace")
     exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
-    beside, stores = 1 << 20, []
+    beside = 1 << 20
+    stores = []
     module.IDLE.clear()  # a workspace of an earlier solve has its room
     monkeypatch.setattr(import_module("mapuot.backends.cuda.graph_solve"), "MOST_ENTRIES", 0)  # calls are for small M
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
@@ -626,13 +669,17 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
 )  # fmt: skip
 def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, precision):
     """No more memory is taken than counted: several blocks, a device matrix, each with a reference, and a large one."""
-    large, counted, pool = shape[0] * shape[1] > 10**7, [], cp.cuda.MemoryPool()
+    large = shape[0] * shape[1] > 10**7
+    counted = []
+    pool = cp.cuda.MemoryPool()
     if not large:
         monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 1 << 20)
     module = import_module("mapuot.backends.cuda.workspace")
     monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
-    rng, move = np.random.default_rng(0), cp.asarray if place == "device" else np.asarray
-    M, c = move(rng.random(shape, dtype=np.float32)), "product" if large else move(rng.random(shape))
+    rng = np.random.default_rng(0)
+    move = cp.asarray if place == "device" else np.asarray
+    M = move(rng.random(shape, dtype=np.float32))
+    c = "product" if large else move(rng.random(shape))
     with cp.cuda.using_allocator(pool.malloc):
         solve(M, reg=reg, reg_m=1.0, backend="cuda", reference=c, precision=precision, max_passes=4)
     assert counted[0] / 2 - (1 << 25 if large else 1 << 20) < pool.total_bytes() <= counted[0] + large * (1 << 22)
@@ -712,8 +759,16 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, what):
     elif what == "hard":
         assert solve(cp.asarray(M), reg=0.001, reg_m=np.inf).converged
     else:
-        x = [rng.random((n, what)) for n in shape] if isinstance(what, int) else ()
-        M = PointCloud(*x, form=None) if x else sparse.csr_array(M) if what == "sparse" else cp.asarray(M)
+        if isinstance(what, int):
+            x = [rng.random((n, what)) for n in shape]
+        else:
+            x = ()
+        if x:
+            M = PointCloud(*x, form=None)
+        elif what == "sparse":
+            M = sparse.csr_array(M)
+        else:
+            M = cp.asarray(M)
         assert solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda").marginals[0].shape == shape[:1]
     jobs = warm_up.jobs(90)
     known = {kernels.module_key(0, file, function, *sorted(options.items())) for file, function, options in jobs}
@@ -724,7 +779,8 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, what):
 def test_a_device_takes_what_was_compiled_ahead(monkeypatch, tmp_path):
     if "cuda_on_cpu" in cp.__file__:
         pytest.skip("binaries are for GPUs")
-    nvrtc, arch = ahead.library() or pytest.skip("needs NVRTC 13"), int(cp.cuda.Device().compute_capability)
+    nvrtc = ahead.library() or pytest.skip("needs NVRTC 13")
+    arch = int(cp.cuda.Device().compute_capability)
     job = file, part, options = "point_costs.cu", "", (("METRIC", 0), ("PLAN", 0), ("STORE", 0))
     flags = [*kernels.flags_of(options), "-ftz=true", f"-arch=sm_{arch}"]
     binary, _ = ahead.compiled(nvrtc, kernels.source_of(file, part), flags)

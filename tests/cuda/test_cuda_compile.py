@@ -32,7 +32,8 @@ def usage(name, arch, options, cuda):
 
 def persistent(dtype, ld, narrow, kl=True, **more):
     """Return the options of the passes over such a K in one launch."""
-    shape, held = kernels.shape_for(ld, dtype, bool(narrow)), kernels.ANDERSON_DEPTHS[ld > kernels.SHALLOW_COLUMNS]
+    shape = kernels.shape_for(ld, dtype, bool(narrow))
+    held = kernels.ANDERSON_DEPTHS[ld > kernels.SHALLOW_COLUMNS]
     return kernels.shape_options(
         shape, dtype, (kl, kl), **({"NARROW": narrow, "ANDERSON_DEPTH": held, "ORDERED": 0} | more)
     )
@@ -250,7 +251,8 @@ def test_every_kernel_of_a_file_is_found_by_its_name(file):
 
 
 def test_a_binary_is_found_by_all_that_it_is_made_of(monkeypatch, tmp_path):
-    file, options = "point_costs.cu", [("METRIC", 0), ("PLAN", 0), ("STORE", 0)]
+    file = "point_costs.cu"
+    options = [("METRIC", 0), ("PLAN", 0), ("STORE", 0)]
     made = {(arch, file, ""): {kernels.key_of(file, "", options): b"of %d" % arch} for arch in (80, 90, 100)}
     for folder in ("one", "other"):
         ahead.pack(tmp_path / folder, made)

@@ -20,7 +20,8 @@ def posed(p, m, n, rho, forbidden):
     rng = np.random.default_rng([p, m, n])
     x, y = (rng.normal(size=(p, k, 2)) * 10 ** rng.uniform(-2, 0, (p, k, 1)) for k in (m, n))
     costs = ((x[:, :, None] - y[:, None]) ** 2).sum(-1) / 1e-3
-    a, b = np.ones((p, m)), np.ones((p, n))
+    a = np.ones((p, m))
+    b = np.ones((p, n))
     if forbidden:
         costs[:, ::5, ::3] = np.inf
         a[:, 2] = b[:, 5] = 0
@@ -36,7 +37,8 @@ def posed(p, m, n, rho, forbidden):
 def points(seed):
     """Return two clouds of clusters of unequal width."""
     rng = np.random.default_rng(seed)
-    centres, widths = rng.normal(size=(5, 2)), 10 ** rng.uniform(-2, 0, 5)
+    centres = rng.normal(size=(5, 2))
+    widths = 10 ** rng.uniform(-2, 0, 5)
     of = rng.integers(0, 5, (2, 30))
     return centres[of] + widths[of][:, :, None] * rng.standard_t(4, (2, 30, 2))
 

@@ -54,7 +54,9 @@ def clouds(count=3, n=20, m=25):
 @pytest.fixture
 def on_host(monkeypatch):
     """Return a list of the costs that solves get from the host."""
-    found, solve, solve_batch = [], mapuot.solve, mapuot.solve_batch
+    found = []
+    solve = mapuot.solve
+    solve_batch = mapuot.solve_batch
 
     def looked(call):
         def looking(M, *args, **options):
@@ -119,7 +121,8 @@ def test_values_and_slopes_between_points(on_host):
 @pytest.mark.parametrize("lead", [(), (2,)], ids=str)
 def test_values_and_slopes_of_matrices(lead, on_host):
     rng = np.random.default_rng(0)
-    M, a = jnp.asarray(rng.random((*lead, 7, 9))), jnp.asarray(rng.random((*lead, 7)))
+    M = jnp.asarray(rng.random((*lead, 7, 9)))
+    a = jnp.asarray(rng.random((*lead, 7)))
 
     def loss(M, a):
         return ours.sinkhorn_loss(M, a, reg=0.2, reg_m=1.0, tol=1e-9)

@@ -34,11 +34,13 @@ def made(m, n, dtype, shape=None):
 
 def compare(made, passes=3):
     """Passes, which sweep forth and back, equal products in float64 with K as it is stored."""
-    (m, n), rng = made.shape, np.random.default_rng(0)
+    (m, n) = made.shape
+    rng = np.random.default_rng(0)
     K = made.K.get()[:, :n].astype(np.float64)
     assert not made.K.get()[:, n:].any()
     for fi in np.linspace(0.7, 1.0, passes):
-        v, base = rng.random(n), rng.normal(size=m)
+        v = rng.random(n)
+        base = rng.normal(size=m)
         log_s, sums, largest = made.fused(v, base, fi, False)
         s = K @ v
         u = np.exp(base) * s**-fi
@@ -125,11 +127,16 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
 @pytest.mark.parametrize("odd", [0.0, np.nan, np.inf, -1e5])
 def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
     """Points operations match the host, alone and after a pass."""
-    shape, edges, reg, rng = (5, 1100, 40, 33), [(0, 2), (1, 2), (2, 3)], 0.05, np.random.default_rng(7)
-    rho, owner = np.array([2.0, np.inf if hard else 0.3, 0.0, 50.0]), np.repeat(np.arange(4), shape)
+    shape = (5, 1100, 40, 33)
+    edges = [(0, 2), (1, 2), (2, 3)]
+    reg = 0.05
+    rng = np.random.default_rng(7)
+    rho = np.array([2.0, np.inf if hard else 0.3, 0.0, 50.0])
+    owner = np.repeat(np.arange(4), shape)
     log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)))
     given = shape, log_weight, np.exp(log_weight), rho, reg, edges
-    here, there = cpu_marginals.Points(*given), marginals.DevicePoints(*given)
+    here = cpu_marginals.Points(*given)
+    there = marginals.DevicePoints(*given)
     labels = [rng.permutation(np.arange(n) % parts) for n in shape]
     for points in (here, there) if parts > 1 else ():
         points.set_parts(parts, owner * parts + np.concatenate(labels))
@@ -140,7 +147,8 @@ def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
     there.close(3, 0.9, device, cp.asarray(state))
     with np.errstate(invalid="ignore", over="ignore"):
         here.close(3, 0.9, out, state)
-    close, found = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), here.read()
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12)
+    found = here.read()
     log_u, lam = found.log_u, found.lam
     with np.errstate(invalid="ignore"):
         for x, y in zip(vars(there.read()).values(), vars(found).values(), strict=True):
@@ -149,7 +157,8 @@ def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
             else:
                 assert not np.isfinite(host(x)).all()
     log_s = out["late"] - log_u
-    x, y = there.worth(cp.asarray(log_u), cp.asarray(log_s)), here.worth(log_u, log_s)
+    x = there.worth(cp.asarray(log_u), cp.asarray(log_s))
+    y = here.worth(log_u, log_s)
     sound = np.isfinite(y[0])
     np.testing.assert_array_equal(np.isfinite(x[0]), sound)
     close(x[:, sound], y[:, sound])
@@ -164,7 +173,8 @@ def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
 def test_passes_are_those_of_the_cpu(shape, edges, reg, tol, narrow, monkeypatch):
     """Passes equal the CPU's by vectors that stay on the device, and by products for any subset of edges."""
     costs, masses = problem(shape, 4, 6)
-    given, strips_for = {"reg": reg, "reg_m": [1.0, 0.3, 0.02, 30.0], "tol": tol}, operator.strips_for
+    given = {"reg": reg, "reg_m": [1.0, 0.3, 0.02, 30.0], "tol": tol}
+    strips_for = operator.strips_for
     cpu = mapuot.multimarginal(costs, masses, **given)
     if edges == "some read twice":
         monkeypatch.setattr(operator, "strips_for", lambda m, *size: None if m == 7 else strips_for(m, *size))
@@ -182,7 +192,10 @@ def test_passes_are_those_of_the_cpu(shape, edges, reg, tol, narrow, monkeypatch
 def test_steps_are_corrected_as_on_the_cpu(reg_m, at, using):
     using(TREES, device_passes=0, corrected_entries=0, cheap=np.inf)
     costs, masses = drifting(reg_m, 60, 3)
-    given = {pair: cp.asarray(M) for pair, M in costs.items()} if at == "device" else costs
+    if at == "device":
+        given = {pair: cp.asarray(M) for pair, M in costs.items()}
+    else:
+        given = costs
     found = mapuot.multimarginal(given, masses, reg=0.005, reg_m=reg_m, backend="cuda")
     cpu = mapuot.multimarginal(costs, masses, reg=0.005, reg_m=reg_m)
     assert found._body.coarse.on
@@ -200,7 +213,10 @@ def test_costs_on_the_device_stay_there(shape, forbidden, monkeypatch):
     if forbidden:
         (costs if shape == "array" else costs[0, 1] if (0, 1) in costs else costs[1, 0])[2] = np.inf
         masses[1][0] = 0.0
-    there = cp.asarray(costs) if shape == "array" else {pair: cp.asarray(M) for pair, M in costs.items()}
+    if shape == "array":
+        there = cp.asarray(costs)
+    else:
+        there = {pair: cp.asarray(M) for pair, M in costs.items()}
     want = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0, backend="cuda")
     if not forbidden:  # where inf or masses leave points out, the host looks for them
         monkeypatch.setattr("mapuot.marginals.slabs.host", None)

@@ -48,12 +48,16 @@ def clouds(m, n, d, seed=0):
 def test_labels_that_forbid_pairs_give_the_plan_of_costs_of_inf(metric, d, words):
     if metric == "wfr" and "truncate" in words:
         pytest.skip("its pairs are not skipped")
-    (x, y, a, b), words = clouds(70, 90, d), dict(words)
-    x, y, labels = x / d, y / d, (np.arange(70) % 3, np.arange(90) % 3)
+    (x, y, a, b) = clouds(70, 90, d)
+    words = dict(words)
+    x = x / d
+    y = y / d
+    labels = (np.arange(70) % 3, np.arange(90) % 3)
     how = {name: words.pop(name) for name in ("form", "truncate") if name in words}
     cloud = mapuot.PointCloud(x, y, metric, **how, labels=labels, across=math.inf)
     M = np.asarray(mapuot.PointCloud(x, y, metric)) + np.where(labels[0][:, None] == labels[1], 0.0, np.inf)
-    a, b = a / a.sum(), b / b.sum()
+    a = a / a.sum()
+    b = b / b.sum()
     result = mapuot.solve(cloud, a, b, reg=0.02, reg_m=1.0, backend="cuda", **words)
     exact = mapuot.solve(M, a, b, reg=0.02, reg_m=1.0, tol=1e-9, backend="cpu")
     assert result.converged
@@ -73,7 +77,8 @@ def begun(cloud, a, b, precision="mixed", reg_m=(1.0, 2.0), tol=1e-6, module=cud
 
 def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
     """Return (stats, potentials, marginals) after so many passes."""
-    workspace, stats = begun(cloud, a, b, precision, tol=tol, module=module), []
+    workspace = begun(cloud, a, b, precision, tol=tol, module=module)
+    stats = []
     while len(stats) < count and (not stats or stats[-1].status == "running"):
         stats += workspace.iterate(count - len(stats))
     return stats, *workspace.potentials(), *workspace.marginals()
@@ -143,7 +148,10 @@ def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
     x, y, a, b = clouds(n, n, 2)
     a[5:9], b[7:60] = 0.0, 0.0
     given = [x, y, a, b, np.linspace(0.1, 0.9, n)], [*map(cp.asarray, (x, y, a, b, np.linspace(0.1, 0.9, n)))]
-    seen, get, put, asarray = [], cp.ndarray.get, cp.ndarray.set, cp.asarray
+    seen = []
+    get = cp.ndarray.get
+    put = cp.ndarray.set
+    asarray = cp.asarray
     looked = lambda z: seen.append(np.size(z)) or z  # noqa: E731
     monkeypatch.setattr(cp.ndarray, "get", lambda z, *more, **words: get(looked(z), *more, **words))
     monkeypatch.setattr(cp.ndarray, "set", lambda z, *more, **words: put(looked(z), *more, **words))
@@ -195,7 +203,8 @@ def test_a_matrix_of_products_errs_by_what_is_told(monkeypatch, d, far, outlier)
     x, y, _, _ = clouds(50, 40, d)
     x[3] += outlier
     y[0] -= outlier  # the centre is no outlier
-    x, y = x + far, y + far
+    x = x + far
+    y = y + far
     cloud = mapuot.PointCloud(x, y, scale=3.0)._cost
     M, rounding = cuda.formed(cloud)
     wide = x.astype(np.longdouble)[:, None] - y.astype(np.longdouble)
@@ -211,7 +220,9 @@ def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_
     x, y = (cp.asarray(z.astype(np.float32)) for z in clouds(50, 40, d)[:2])
     words = {"reg": 0.05 * d, "reg_m": 1.0 * d}
     mapuot.solve(mapuot.PointCloud(x, y), **words)  # prepares the launches of such calls
-    launched, read, get = [], [], cp.ndarray.get
+    launched = []
+    read = []
+    get = cp.ndarray.get
     for module in (arrays, vectors):
         counted = lambda *job, kernel=module.kernel, **options: launched.append(job) or kernel(*job, **options)  # noqa: E731
         monkeypatch.setattr(module, "kernel", counted)
@@ -220,7 +231,8 @@ def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_
     pairs = found.sample(30, 5)
     product = d == 20 and not most_terms
     formed = [("point_tables.cu", "take_candidates"), ("point_tables.cu", "square_factors")]
-    formed = formed if product else [("point_costs.cu", "point_costs")]
+    if not product:
+        formed = [("point_costs.cu", "point_costs")]
     assert launched == [("point_tables.cu", "take_points"), *formed]
     assert read == [(2, 30)]
     M, _ = cuda.formed(mapuot.PointCloud(x, y)._cost)
@@ -254,7 +266,8 @@ def test_rows_are_drawn_from_points_that_are_made_once(using):
     using(BLOCKS, plan_entries=4 * 40)
     x, y, a, b = clouds(50, 40, 3)
     rng = np.random.default_rng(1)
-    rows, at = rng.integers(0, 50, 90), rng.random(90)
+    rows = rng.integers(0, 50, 90)
+    at = rng.random(90)
     for put in (cp.asarray, np.asarray):
         found = mapuot.solve(mapuot.PointCloud(put(x), put(y), form=None), a, b, reg=0.05, reg_m=1.0, backend="cuda")
         plan = found._stream
@@ -283,7 +296,10 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
     x, y, a, b = clouds(*shape)
     cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 0.5 / shape[2]), form=None)
     got, want = (passes(module, cloud, a, b, precision) for module in (cuda, cpu))
-    tol = 1e-4 if precision == "mixed" and metric != "wfr" else 1e-9
+    if precision == "mixed" and metric != "wfr":
+        tol = 1e-4
+    else:
+        tol = 1e-9
     assert [s.status for s in got[0]] == [s.status for s in want[0]]
     assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=tol)
     for found, right in zip(got[1:], want[1:], strict=True):
@@ -304,7 +320,10 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
     launch.row_kernels()
     p, q = (side.to[:d, :n].get().T.astype(np.float64) for side in launch.sides)
     log = launch.sides[0].log[:n].get().astype(np.float64)
-    c = -p @ q.T if kind == "quick" else cdist(p, q, "sqeuclidean") * launch.factor
+    if kind == "quick":
+        c = -p @ q.T
+    else:
+        c = cdist(p, q, "sqeuclidean") * launch.factor
     v = workspace.arrays["narrow_v" if kind == "narrow" else "v_scale"][:n].get()
     right = (np.exp if kind == "float64" else np.exp2)(log[:, None] + log - c) @ v
     np.testing.assert_allclose(launch.out[:n].get(), right, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
@@ -320,7 +339,8 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     x, y, a, b = clouds(45, 70, d)
     cloud = mapuot.PointCloud(x, y, weights=np.full(d, 1 / d), truncate=None, form=None)
     workspace = begun(cloud, a, b, reg_m=1.0)
-    launch, found = workspace.launch, []
+    launch = workspace.launch
+    found = []
     run = launch.launch
 
     def spy(name, *words):
@@ -387,7 +407,8 @@ def test_products_on_tensor_cores_balance_nearly(metric):
     x[5], a[7], b[50] = 3.0, 0.0, 0.0
     workspace = begun(mapuot.PointCloud(x, y, metric, form=None), a, b)
     log = np.where(b > 0, np.linspace(-9, 9, len(b)), -np.inf)
-    (alpha, beta), split = workspace.balance(a == 0, log), workspace.split
+    (alpha, beta) = workspace.balance(a == 0, log)
+    split = workspace.split
     workspace.split = None
     for found, right in zip((alpha, beta), workspace.balance(a == 0, log), strict=True):
         np.testing.assert_allclose(found, right, atol=1e-2)
@@ -432,11 +453,13 @@ def test_what_a_gpu_does_not_take_is_said():
 @pytest.mark.parametrize("name", sorted({*vectors.OPERATIONS} - {"place"}))
 def test_vectors_compute_as_numpy_does(name):
     """Operations are right for tables in any layout, rows of them, and numbers, of each type that they accept."""
-    x, function = np.random.default_rng(0).normal(size=(6, 9)), getattr(np, name)
+    x = np.random.default_rng(0).normal(size=(6, 9))
+    function = getattr(np, name)
     x[0, :4] = np.nan, np.inf, -np.inf, -0.0
     masks = [x[::2, 1:] > 0, x[1, 1:] < 0]
     few = [x[::2, 1:], x[0, 1:].astype(np.float32), np.arange(24).reshape(8, 3).T - 5, -2.5, 3]
-    few = [*masks, True] if name.startswith(("bitwise", "invert")) else few
+    if name.startswith(("bitwise", "invert")):
+        few = [*masks, True]
     for operands in itertools.product(*([masks, few, few] if name == "where" else [few] * function.nin)):
         if any(map(np.ndim, operands)):
             with np.errstate(all="ignore"):
@@ -448,7 +471,9 @@ def test_vectors_compute_as_numpy_does(name):
 
 def test_vectors_are_indexed_and_merged_as_numpy_does():
     rng = np.random.default_rng(0)
-    x, at, starts = rng.normal(size=(40, 3)), rng.permutation(40)[:11], np.array([0, 1, 7, 30])
+    x = rng.normal(size=(40, 3))
+    at = rng.permutation(40)[:11]
+    starts = np.array([0, 1, 7, 30])
     mask, there, where = x[:, 0] > 0.3, *map(vectors.asarray, (x, at))
     for merge in (np.add, np.minimum, np.maximum):
         got = merge.reduceat(there, vectors.asarray(starts))
@@ -482,7 +507,8 @@ def test_groups_correct_passes(monkeypatch, using):
     exact = mapuot.solve(
         mapuot.PointCloud(x, y, truncate=None, form=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-10, backend="cpu"
     )
-    asked, ufunc = set(), cp.ndarray.__array_ufunc__
+    asked = set()
+    ufunc = cp.ndarray.__array_ufunc__
     monkeypatch.setattr(cp.ndarray, "__array_ufunc__", lambda x, which, how, *y, **more: (
         asked.add(how), ufunc(x, which, how, *y, **more))[1])  # fmt: skip
     got = mapuot.solve(
@@ -512,9 +538,11 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
     log_v = (M - log_u[:, None]).min(0)
     P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
     state = PassState(log_u, log_v, P.sum(1), P.sum(0))
-    there, here = DeviceBoxes(task, native.SERIAL), Boxes(task, native.SERIAL)
+    there = DeviceBoxes(task, native.SERIAL)
+    here = Boxes(task, native.SERIAL)
     for goal in (1e-2, 1e-6):
-        got, want = there.make(state, goal, 1.0), here.make(state, goal, 1.0)
+        got = there.make(state, goal, 1.0)
+        want = here.make(state, goal, 1.0)
         assert 0 < want.share < 1
         assert got.share == want.share
         np.testing.assert_array_equal(got.first, want.first)
@@ -584,8 +612,11 @@ def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg,
     plain = import_module("mapuot.backends.cuda.graph_solve")
     monkeypatch.setattr(plain, "ONCE", False)
     rng = np.random.default_rng(3)
-    x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.dirichlet(np.full(60, 3.0))
-    given, solved = {"reg": reg, "reg_m": reg_m, "tol": tol}, on_device.PendingSolve.result
+    x = rng.random((60, dim))
+    y = rng.random((50, dim))
+    a = rng.dirichlet(np.full(60, 3.0))
+    given = {"reg": reg, "reg_m": reg_m, "tol": tol}
+    solved = on_device.PendingSolve.result
     whole = []
     monkeypatch.setattr(on_device.PendingSolve, "result", lambda sent: whole.append(solved(sent)) or whole[-1])
     for z, b in ((None, a), (y, a[:50] * a.sum() / a[:50].sum())):

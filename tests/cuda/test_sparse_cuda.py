@@ -71,7 +71,9 @@ def full_and_empty(rng, m, n, share):
 )
 def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch):
     """Passes agree with and without row sums in shared memory; rows of a block, of several turns, and empty rows."""
-    rng, m, n = np.random.default_rng(4), 300, 1400
+    rng = np.random.default_rng(4)
+    m = 300
+    n = 1400
     S = full_and_empty(rng, m, n, 0.05)[1]
     words = S, rng.random(m) + 0.1, rng.random(n) + 0.1, precision, 0.5, "product", 20, penalty
     monkeypatch.setattr(on_gpu, "HELD", held)
@@ -90,7 +92,8 @@ def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypat
 
 def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
     """The answer equals an array's; the error once named a backend, which the function does not take."""
-    S, A = sparse.csr_matrix(np.random.default_rng(0).random((8, 8))), np.random.default_rng(1).random((2, 8))
+    S = sparse.csr_matrix(np.random.default_rng(0).random((8, 8)))
+    A = np.random.default_rng(1).random((2, 8))
     got, want = (mapuot.barycenter(M, A, reg=0.1, reg_m=1.0) for M in (device_sparse.csr_matrix(S), S))
     np.testing.assert_array_equal(got.q, want.q)
 
@@ -100,9 +103,12 @@ def test_rows_of_every_length(short, monkeypatch):
     """Passes agree for rows and columns of a block's or a few threads' length, empty ones, and a row of all pairs."""
     for place in (on_gpu, stored):
         monkeypatch.setattr(place, "SHORT", short)
-    rng, m, n = np.random.default_rng(0), 70, 3000
+    rng = np.random.default_rng(0)
+    m = 70
+    n = 3000
     M, S = full_and_empty(rng, m, n, 0.01)
-    a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
+    a = rng.random(m) + 0.1
+    b = rng.random(n) + 0.1
     got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
     want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
     kept = of_problem(got.problem)

@@ -14,7 +14,8 @@ def mutated(data, other, rng):
     """Return the bytes with a few of them exchanged, inserted, removed or taken from another input, or cut off."""
     data = bytearray(data)
     for _ in range(rng.integers(1, 9)):
-        at, kind = int(rng.integers(len(data) + 1)), rng.integers(6)
+        at = int(rng.integers(len(data) + 1))
+        kind = rng.integers(6)
         if kind == 0:
             data[at : at + int(rng.integers(1, 20))] = b""
         elif kind == 1:
@@ -31,10 +32,11 @@ def mutated(data, other, rng):
 @functools.cache
 def corpus(target):
     """Return the known inputs of a target; any bytes are numbers for the core."""
-    rng, folder = np.random.default_rng(0), CORPUS / target
-    return (
-        [path.read_bytes() for path in sorted(folder.iterdir())] if folder.exists() else [*map(rng.bytes, [300] * 99)]
-    )
+    rng = np.random.default_rng(0)
+    folder = CORPUS / target
+    if folder.exists():
+        return [path.read_bytes() for path in sorted(folder.iterdir())]
+    return [*map(rng.bytes, [300] * 99)]
 
 
 def judge(target, data):

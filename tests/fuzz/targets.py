@@ -35,7 +35,8 @@ MOST_READ = 1 << 22  # entries: a small file may claim as many as it likes in co
 
 def readers(data):
     """Read the input as a file: the first byte chooses the reader."""
-    first, data = data[0] if data else 0, data[1:]
+    first = data[0] if data else 0
+    data = data[1:]
     kind = first % 3 if first < TABLES else 3 + first % 2
     path = FOLDER / f"input{SUFFIXES[kind]}"
     path.write_bytes(data)
@@ -88,7 +89,9 @@ class Reader:
 
     def byte(self):
         self.at += 1
-        return self.data[self.at - 1] if self.at <= len(self.data) else 0
+        if self.at <= len(self.data):
+            return self.data[self.at - 1]
+        return 0
 
     def below(self, n):
         return self.byte() % n
@@ -100,7 +103,9 @@ class Reader:
             return kind / 32
         if kind < 240:
             odd = NUMBERS[self.below(17)]
-            return float(odd) if isinstance(odd, (int, float)) and abs(odd) < 1e308 * 10 and odd != 10**400 else 1e308
+            if isinstance(odd, (int, float)) and abs(odd) < 1e308 * 10 and odd != 10**400:
+                return float(odd)
+            return 1e308
         return struct.unpack("<d", bytes(self.byte() for _ in range(8)))[0]
 
     def array(self, shape):
@@ -113,7 +118,9 @@ class Reader:
         if layout == 0:
             return array.tolist()
         if layout == 1:
-            return np.ma.array(array, mask=array == array.flat[0]) if array.size else array
+            if array.size:
+                return np.ma.array(array, mask=array == array.flat[0])
+            return array
         if layout == 2:
             return np.asfortranarray(array)
         if layout == 3:
@@ -122,7 +129,11 @@ class Reader:
 
     def bits(self, *shape):
         """Return numbers of any bits; a matrix in any layout: backwards, by columns, or of one row."""
-        layout, dtype = self.below(6), (np.float64, np.float32)[self.below(2)] if len(shape) == 2 else np.float64
+        layout = self.below(6)
+        if len(shape) == 2:
+            dtype = (np.float64, np.float32)[self.below(2)]
+        else:
+            dtype = np.float64
         with np.errstate(all="ignore"):
             array = np.resize(np.array([self.number() for _ in range(1 + self.below(24))]), shape).astype(dtype)
         if len(shape) == 1 or layout > 3:
@@ -133,7 +144,9 @@ class Reader:
     def masses(self, shape):
         """Return masses, mostly >= 0."""
         array = self.array(shape)
-        return np.abs(array) if getattr(array, "dtype", np.dtype("O")).kind in "fiu" and self.below(8) else array
+        if getattr(array, "dtype", np.dtype("O")).kind in "fiu" and self.below(8):
+            return np.abs(array)
+        return array
 
     def value(self, m, n):
         """Return any object in the place of an argument."""
@@ -150,7 +163,9 @@ class Reader:
 
 def call(reader, m, n):
     """Make one call with mostly valid arguments."""
-    M, a, b = reader.array((m, n)), reader.masses((m,)), reader.masses((n,))
+    M = reader.array((m, n))
+    a = reader.masses((m,))
+    b = reader.masses((n,))
     reg, reg_m = (reader.number() if reader.below(8) else reader.value(m, n) for _ in range(2))
     options = {"max_passes": 50, "threads": 1}
     for _ in range(reader.below(4)):
@@ -179,7 +194,8 @@ def call(reader, m, n):
 def arguments(data):
     """Call solve, solve_batch, path or log_matmul with arguments drawn from the bytes."""
     reader = Reader(data)
-    m, n = 1 + reader.below(6), 1 + reader.below(6)
+    m = 1 + reader.below(6)
+    n = 1 + reader.below(6)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -242,8 +258,12 @@ def spoiled(reader, make, sides, states):
 
 def core(data):
     """Run streams over costs of any numbers and layout, by each instruction set; passes of damaged states."""
-    reader, isas = Reader(data), [*filter(available, ISAS)]
-    m, n, threads, what = 1 + reader.below(40), 1 + reader.below(40), 1 + reader.below(3), reader.below(3)
+    reader = Reader(data)
+    isas = [*filter(available, ISAS)]
+    m = 1 + reader.below(40)
+    n = 1 + reader.below(40)
+    threads = 1 + reader.below(3)
+    what = reader.below(3)
     native.set_isa(isas[reader.below(len(isas))])
     case = clouds(m, n, 0.1, (0.4, 0.7), penalty=(SIDES[reader.below(5)], SIDES[reader.below(5)]))
     options = {"precision": ("auto", "float64", "mixed")[reader.below(3)], "tol": 10.0 ** -reader.below(12)}
@@ -253,7 +273,8 @@ def core(data):
     on_many = spoiled(reader, batch.HostBatch.iterate, lambda w: (w.rows, w.cols), lambda w: [*w.states])
     try:
         if what == 0:
-            M, X = reader.bits(m, n), native.zeros(2 * native.padded(n))
+            M = reader.bits(m, n)
+            X = native.zeros(2 * native.padded(n))
             X.reshape(2, -1)[:, :n] = reader.bits(2, n)
             c = (None, M, reader.bits(m, n))[reader.below(3)]
             vectors = reader.bits(m), reader.bits(n), X, np.ascontiguousarray(reader.bits(m, 2), float)
@@ -264,7 +285,8 @@ def core(data):
             with mock.patch.object(workspace.HostWorkspace, "make_passes", on_one):
                 case.solve(callback=lambda stats: None, threads=threads, **options)
         else:
-            A, M = np.stack([case.a] * (1 + reader.below(20))), case.M
+            A = np.stack([case.a] * (1 + reader.below(20)))
+            M = case.M
             with mock.patch.object(batch.HostBatch, "iterate", on_many):
                 M = M if reader.below(2) else np.stack([M] * len(A))
                 mapuot.solve_batch(M, A, case.b, reg=0.1, reg_m=case.reg_m, penalty=case.penalty, **options)

@@ -70,7 +70,8 @@ class Lane:
 
 def lanes() -> list[Lane]:
     """Return all paths that this machine can run."""
-    few, found = ("cold", "warm", "batch"), [Lane(how, how) for how in PATHS]
+    few = ("cold", "warm", "batch")
+    found = [Lane(how, how) for how in PATHS]
     found += [Lane(f"{how} {isa}", how, isa=isa, share=0.3) for isa in ISAS if available(isa) for how in few]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in few]
     with contextlib.suppress(pytest.skip.Exception):
@@ -114,12 +115,15 @@ def arguments(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     args = arguments(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and its children
-    names, only, begun = {lane.name for lane in lanes()}, args.only.split(","), time.perf_counter()
+    names = {lane.name for lane in lanes()}
+    only = args.only.split(",")
+    begun = time.perf_counter()
     chosen = [x for x in lanes() if any(x.name == word if word in names else word in x.name for word in only)]
     counts = [max(1, round(args.count * lane.share)) for lane in chosen]
     jobs = [(lane, first, min(BLOCK, count - first)) for lane, count in zip(chosen, counts, strict=True)
             for first in range(0, count, BLOCK)]  # fmt: skip
-    jobs = jobs if args.index is None else [(lane, args.index, 1) for lane in chosen]
+    if args.index is not None:
+        jobs = [(lane, args.index, 1) for lane in chosen]
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
@@ -127,7 +131,8 @@ def main(words: list[str]) -> int:
         sizes = args.largest, args.sides, args.numbers
         tasks = {pool.submit(run, lane, args.seed, first, count, *sizes): lane for lane, first, count in jobs}
         for task in as_completed(tasks):
-            lane, answer = tasks[task], task.result()
+            lane = tasks[task]
+            answer = task.result()
             totals[lane.name].update(answer.get("totals", {}))
             for name, value in answer.get("worst", {}).items():
                 worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)

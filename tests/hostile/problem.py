@@ -46,7 +46,8 @@ class Problem(Case):
             grid = nodes, spacing, scale, nodes, (0.0,) * len(nodes)
             return self.replace(M=grid_costs(*grid), grid=grid, b=self.a, reg_m=(self.reg_m[0],) * 2)
         k = min(self.shape)
-        M, c = self.M[:k, :k], self.reference
+        M = self.M[:k, :k]
+        c = self.reference
         more: dict[str, Any] = {
             "M": np.minimum(M, M.T),
             "reference": c if isinstance(c, str) else c[:k, :k] + c[:k, :k].T,
@@ -54,13 +55,19 @@ class Problem(Case):
         if self.points is not None:
             x, metric, scale = self.points[0][:k], *self.points[2:]
             more |= {"points": (x, x, metric, scale), "M": distances(x, x, metric, scale)}
-        own = [self.reg_m[0]] * 2 if np.ndim(self.reg_m[0]) == 0 else [self.reg_m[0][..., :k]] * 2
+        if np.ndim(self.reg_m[0]) == 0:
+            own = [self.reg_m[0]] * 2
+        else:
+            own = [self.reg_m[0][..., :k]] * 2
         a = self.a[:k] if self.a[:k].any() else np.ones(k)
         return self.replace(a=a, b=a, reg_m=tuple(own), penalty=(self.penalty[0],) * 2, **more)
 
     def cut(self, k: int) -> Problem:
         """Return the problem of the first k rows and columns."""
-        c = self.reference if isinstance(self.reference, str) else self.reference[:k, :k]
+        if isinstance(self.reference, str):
+            c = self.reference
+        else:
+            c = self.reference[:k, :k]
         reg_m = tuple(r if np.ndim(r) == 0 else r[..., :k] for r in self.reg_m)
         points = self.points and (self.points[0][:k], self.points[1][:k], *self.points[2:])
         return self.replace(
@@ -86,7 +93,8 @@ class Problem(Case):
         if self.points is None:
             return 0.0
         x, _, metric, scale = self.points
-        unit, largest = 2.0**-53 * (x.shape[1] + 8), float(self.M[np.isfinite(self.M)].max())
+        unit = 2.0**-53 * (x.shape[1] + 8)
+        largest = float(self.M[np.isfinite(self.M)].max())
         if metric == "inner":
             unit *= scale * float(np.prod([np.sqrt((np.asarray(z, LONG) ** 2).sum(1)).max() for z in self.points[:2]]))
             return unit
@@ -97,12 +105,19 @@ class Problem(Case):
 
 def draw_size(rng: Any, largest: int) -> int:
     kind = rng.random()
-    low, high = (1, 5) if kind < 0.35 else (2, 9) if kind < 0.8 else (5, max(6, largest + 1))
+    if kind < 0.35:
+        low, high = (1, 5)
+    elif kind < 0.8:
+        low, high = (2, 9)
+    else:
+        low = 5
+        high = max(6, largest + 1)
     return min(largest, int(rng.integers(low, high)))
 
 
 def squared_distances(rng: Any, m: int, n: int) -> Any:
-    x, y = rng.random((m, 2)), rng.random((n, 2)) * rng.uniform(0.2, 3) + rng.uniform(-1, 1)
+    x = rng.random((m, 2))
+    y = rng.random((n, 2)) * rng.uniform(0.2, 3) + rng.uniform(-1, 1)
     return ((x[:, None] - y) ** 2).sum(2)
 
 
@@ -155,7 +170,8 @@ METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
     """Return the costs by their definitions, in long double, rounded once."""
-    x, y = np.asarray(x, LONG), np.asarray(y, LONG)
+    x = np.asarray(x, LONG)
+    y = np.asarray(y, LONG)
     if metric == "inner":
         return np.asarray(-LONG(scale) * (x @ y.T), float)
     if metric == "cosine":
@@ -174,33 +190,46 @@ def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
 def draw_cloud(rng: Any, m: int, n: int) -> tuple[Any, Any]:
     """Draw points of any dimension: normal, in groups, on a line, doubled, all equal, far from the origin."""
     d = int(rng.choice([1, 1, 2, 2, 3, 3, 5, 10, 33, 64, 512]))
-    x, y = rng.standard_normal((m, d)), rng.standard_normal((n, d)) * rng.uniform(0.2, 2) + rng.uniform(-1, 1)
+    x = rng.standard_normal((m, d))
+    y = rng.standard_normal((n, d)) * rng.uniform(0.2, 2) + rng.uniform(-1, 1)
     kind = rng.integers(0, 10)
     if kind == 0:
         x, y = (np.outer(rng.standard_normal(k), np.linspace(1, 2, d)) for k in (m, n))
     elif kind == 1:
-        x, y = x[rng.integers(0, m, m)], y[rng.integers(0, n, n)]
+        x = x[rng.integers(0, m, m)]
+        y = y[rng.integers(0, n, n)]
     elif kind == 2:
         x, y = np.tile(x[:1], (m, 1)), np.tile(x[:1] + rng.choice([0.0, 1.0]), (n, 1))
     elif kind == 3:
-        x, y = x + 10.0 * rng.integers(0, 3, (m, 1)), y + 10.0 * rng.integers(0, 3, (n, 1))
+        x = x + 10.0 * rng.integers(0, 3, (m, 1))
+        y = y + 10.0 * rng.integers(0, 3, (n, 1))
     elif kind == 4:
         x, y = (np.round(z * 2) / 2 + rng.choice([1e4, 1e8]) for z in (x, y))
-    x, y = x / np.sqrt(d), y / np.sqrt(d)
-    return (x.astype(np.float32), y.astype(np.float32)) if rng.random() < 0.3 else (x, y)
+    x = x / np.sqrt(d)
+    y = y / np.sqrt(d)
+    if rng.random() < 0.3:
+        return (x.astype(np.float32), y.astype(np.float32))
+    return (x, y)
 
 
 def draw_uneven(rng: Any, m: int, n: int) -> tuple[Any, Any]:
     """Draw clouds as users have them: uneven clusters, heavy tails, an outlier, whole numbers, a spiral."""
-    d, kind = int(rng.choice([1, 2, 2, 3, 3, 5, 10, 50])), int(rng.integers(0, 7))
-    centres, widths = 3 * rng.random((6, d)), rng.permutation(np.geomspace(0.01, 1, 6))
+    d = int(rng.choice([1, 2, 2, 3, 3, 5, 10, 50]))
+    kind = int(rng.integers(0, 7))
+    centres = 3 * rng.random((6, d))
+    widths = rng.permutation(np.geomspace(0.01, 1, 6))
 
     def cloud(k: int) -> Any:
         points = rng.random((k, d))
         if kind < 3:
             which = rng.choice(6, k, p=rng.dirichlet(np.ones(6)))
-            noise = rng.standard_t(3, (k, d)) if kind == 1 else rng.standard_normal((k, d))
-            return rng.standard_t(2, (k, d)) if kind == 2 else centres[which] + widths[which, None] * noise
+            if kind == 1:
+                noise = rng.standard_t(3, (k, d))
+            else:
+                noise = rng.standard_normal((k, d))
+            if kind == 2:
+                return rng.standard_t(2, (k, d))
+            return centres[which] + widths[which, None] * noise
         if kind == 3:
             points[0] = 100
         elif kind == 6:
@@ -218,10 +247,12 @@ def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     """
     first = problems[0]
     k = min(first.shape)
-    problems = problems if first.grid else tuple(p.cut(min(p.shape)) for p in problems)
+    if not first.grid:
+        problems = tuple(p.cut(min(p.shape)) for p in problems)
     if first.points is None and first.grid is None and rng.random() < 0.5:
         x, y = draw_uneven(rng, k, k)
-        y = x if all(np.array_equal(p.M, p.M.T) for p in problems) else y
+        if all(np.array_equal(p.M, p.M.T) for p in problems):
+            y = x
         D = ((x[:, None] - y) ** 2).sum(2)
         unit = float(np.median(D)) or spread(D)
         problems = tuple(
@@ -235,19 +266,32 @@ def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     """Take problems of one kind to the limits of float64: masses, their ratio, costs, reg and reg_m."""
-    first, changes = problems[0], rng.random(5)
-    size = 10.0 ** rng.uniform(-300, 200) if changes[0] < 0.6 else 1.0
+    first = problems[0]
+    changes = rng.random(5)
+    if changes[0] < 0.6:
+        size = 10.0 ** rng.uniform(-300, 200)
+    else:
+        size = 1.0
     unit = 1.0
     if changes[1] < 0.2 and first.points is None and first.grid is None and first.M.dtype == np.float64:
         unit = 10.0 ** rng.uniform(*np.clip([-280 - np.log10(size), 250 - np.log10(size)], -250, 250))
     ratio = min(10.0 ** rng.uniform(-40, 40) if changes[2] < 0.4 else 1.0, size * 1e300)  # both sides have mass
-    small = spread(first.M) * 10.0 ** rng.uniform(-7, 1) if changes[3] < 0.6 else first.reg
-    rise = 10.0 ** rng.uniform(0, 16) if changes[4] < 0.4 else 1.0
+    if changes[3] < 0.6:
+        small = spread(first.M) * 10.0 ** rng.uniform(-7, 1)
+    else:
+        small = first.reg
+    if changes[4] < 0.4:
+        rise = 10.0 ** rng.uniform(0, 16)
+    else:
+        rise = 1.0
     if np.isfinite(first.M * unit).sum() != np.isfinite(first.M).sum() or not small * unit > 1e-290:
         unit = 1.0
     sides = zip(first.penalty, first.reg_m, strict=True)
     known = [float(np.max(r)) for kind, r in sides if kind in ("kl", "tv") and np.isfinite(r).all()]
-    rise = rise * small / max(known) if rise > 1 and known else small / first.reg
+    if rise > 1 and known:
+        rise = rise * small / max(known)
+    else:
+        rise = small / first.reg
     found = []
     for p in problems:
         one = p if unit == 1 else p.replace(M=p.M * unit)
@@ -260,7 +304,8 @@ def draw_points(rng: Any, largest: int) -> Problem:
     """Return a problem with costs between points."""
     while True:
         problem = draw(rng, largest)
-        (m, n), metric = problem.shape, str(rng.choice(METRICS))
+        (m, n) = problem.shape
+        metric = str(rng.choice(METRICS))
         x, y = draw_cloud(rng, m, n)
         scale = float(rng.choice([1.0, 1.0, 10.0 ** rng.uniform(-3, 3)]))
         if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
@@ -284,7 +329,10 @@ def draw_embeddings(rng: Any, largest: int) -> Problem:
     while True:
         most = largest * int(rng.choice([1, 3, 6], p=[0.75, 0.2, 0.05]))
         m, n = (int(k) for k in rng.integers(1, most + 1, 2))
-        d = int(rng.choice(EDGES)) if rng.random() < 0.3 else round(600.0 ** rng.random())
+        if rng.random() < 0.3:
+            d = int(rng.choice(EDGES))
+        else:
+            d = round(600.0 ** rng.random())
         metric = str(rng.choice(("sqeuclidean", "euclidean", "cosine", "inner"), p=[0.4, 0.2, 0.2, 0.2]))
         x, y = draw_vectors(rng, m, n, d)
         if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
@@ -295,9 +343,13 @@ def draw_embeddings(rng: Any, largest: int) -> Problem:
             continue
         reg = float(spread(M) * 10.0 ** rng.uniform(-3.5, 1))
         a, b = (draw_masses(rng, len(z)) for z in (x, y))
-        b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
+        if rng.random() < 0.3:
+            b = b * 10.0 ** rng.uniform(-3, 3)
         penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))
-        reference = "product" if rng.random() < 0.8 else "uniform"
+        if rng.random() < 0.8:
+            reference = "product"
+        else:
+            reference = "uniform"
         return Problem(M, a, b, reg, reg_m, penalty, reference, points=(x, y, metric, scale)).feasible()
 
 
@@ -310,14 +362,18 @@ def draw_vectors(rng: Any, m: int, n: int, d: int) -> tuple[Any, Any]:
     Float32 arrays of bfloat16 numbers stand for bfloat16.
     """
     centres = rng.standard_normal((4, d)) * rng.choice([0.0, 1.0, 5.0])
-    widths = 1 / np.sqrt(1 + np.arange(d)) if rng.random() < 0.5 else np.full(d, 1 / np.sqrt(d))
+    if rng.random() < 0.5:
+        widths = 1 / np.sqrt(1 + np.arange(d))
+    else:
+        widths = np.full(d, 1 / np.sqrt(d))
     x, y = (centres[rng.integers(0, 4, k)] + widths * rng.standard_normal((k, d)) for k in (m, n))
     if rng.random() < 0.3:
         x, y = x[rng.integers(0, m, m)], np.vstack([x, y])[rng.integers(0, m + n, n)]
     x, y = (z * size for size in [10.0 ** rng.uniform(-2, 2) if rng.random() < 0.3 else 1.0] for z in (x, y))
     if rng.random() < 0.3:
         far = 1e4 * (rng.choice([-1, 1], d) if rng.random() < 0.5 else np.ones(d))
-        x, y = x + far, y + far
+        x = x + far
+        y = y + far
     kind = str(rng.choice(["float64", "float32", "float16", "bfloat16"]))
     x, y = (to_bfloat16(z) if kind == "bfloat16" else z.astype(kind) for z in (x, y))
     return (x, x) if rng.random() < 0.1 else (x, y)
@@ -336,26 +392,36 @@ def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
     """
     while True:
         m, n = (int(k) for k in rng.integers(17, 41, 2))
-        d, metric = int(rng.choice([1, 1, 2, 2, 3, 5])), str(rng.choice(METRICS[:4], p=[0.4, 0.2, 0.2, 0.2]))
-        x, y = rng.standard_normal((m, d)), rng.standard_normal((n, d)) * rng.uniform(0.3, 1.5)
+        d = int(rng.choice([1, 1, 2, 2, 3, 5]))
+        metric = str(rng.choice(METRICS[:4], p=[0.4, 0.2, 0.2, 0.2]))
+        x = rng.standard_normal((m, d))
+        y = rng.standard_normal((n, d)) * rng.uniform(0.3, 1.5)
         y = y + rng.choice([0.0, 0.0, 1.0, 10.0])
         if rng.random() < 0.2:
             x, y = draw_cloud(rng, m, n)
         if rng.random() < 0.6:
-            x, y = x + 4.0 * rng.integers(0, 3, (m, 1)), y + 4.0 * rng.integers(0, 3, (n, 1))
+            x = x + 4.0 * rng.integers(0, 3, (m, 1))
+            y = y + 4.0 * rng.integers(0, 3, (n, 1))
         if uneven:
-            metric, (x, y) = str(rng.choice(METRICS)), draw_uneven(rng, m, n)
-        x, y = np.asarray(x, float), np.asarray(y, float)
+            metric = str(rng.choice(METRICS))
+            (x, y) = draw_uneven(rng, m, n)
+        x = np.asarray(x, float)
+        y = np.asarray(y, float)
         if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
             continue
         M = distances(x, y, metric, 1.0)
         finite = M[np.isfinite(M)]
         if not finite.size or np.ptp(finite) <= 1e-12 * finite.max():
             continue
-        unit = max(float(np.median(finite)), 1e-6 * float(np.ptp(finite))) if uneven else float(np.ptp(finite))
+        if uneven:
+            unit = max(float(np.median(finite)), 1e-6 * float(np.ptp(finite)))
+        else:
+            unit = float(np.ptp(finite))
         reg = unit * 10.0 ** rng.uniform(-3.7, -1.7)
-        a, b = draw_masses(rng, m), draw_masses(rng, n)
-        b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
+        a = draw_masses(rng, m)
+        b = draw_masses(rng, n)
+        if rng.random() < 0.3:
+            b = b * 10.0 ** rng.uniform(-3, 3)
         penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))
         return Problem(M, a, b, reg, reg_m, penalty, points=(x, y, metric, 1.0)).feasible()
 
@@ -376,19 +442,26 @@ def draw_grid(rng: Any, largest: int) -> Problem:
     d = int(rng.choice([1, 2, 2, 3]))
     most = {1: 20, 2: 6, 3: 4}[d]
     nodes = tuple(rng.integers(1, most, d).tolist())
-    target = nodes if rng.random() < 0.5 else tuple(rng.integers(1, most, d).tolist())
+    if rng.random() < 0.5:
+        target = nodes
+    else:
+        target = tuple(rng.integers(1, most, d).tolist())
     spacing = tuple((10.0 ** rng.uniform(-1, 1) * 10.0 ** rng.uniform(-0.5, 0.5, d)).tolist())
     far = float(rng.choice([0.0, 0.0, 1.0, 1e4]))
     offset = tuple((far * rng.uniform(-3, 3, d) * spacing).tolist())
     scale = float(rng.choice([1.0, 10.0 ** rng.uniform(-3, 3)]))
     M = grid_costs(nodes, spacing, scale, target, offset)
     problem = draw(rng, largest, plain=True)
-    a, b = draw_masses(rng, M.shape[0]) * problem.a.mean(), draw_masses(rng, M.shape[1]) * problem.b.mean()
+    a = draw_masses(rng, M.shape[0]) * problem.a.mean()
+    b = draw_masses(rng, M.shape[1]) * problem.b.mean()
     reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
     reg_m = tuple(
         np.inf if np.isinf(r).any() else draw_rho(rng, "kl", reg, t) for r, t in zip(problem.reg_m, (a, b), strict=True)
     )
-    reference = problem.reference if isinstance(problem.reference, str) else "product"
+    if isinstance(problem.reference, str):
+        reference = problem.reference
+    else:
+        reference = "product"
     grid = nodes, spacing, scale, target, offset
     return Problem(M, a, b, float(reg), reg_m, ("kl", "kl"), reference, grid=grid).feasible()
 
@@ -400,8 +473,11 @@ def draw_pairs(rng: Any, largest: int) -> Problem:
         if (problem.hard(0) or problem.hard(1)) and rng.random() < 0.7:  # most of these have no plan
             continue
         m, n = problem.shape
-        i, j = np.arange(m)[:, None], np.arange(n)
-        kind, parts, width = rng.integers(0, 4), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+        i = np.arange(m)[:, None]
+        j = np.arange(n)
+        kind = rng.integers(0, 4)
+        parts = int(rng.integers(1, 5))
+        width = int(rng.integers(1, 4))
         kept = rng.random((m, n)) < rng.uniform(0.1, 0.8)
         if kind >= 2:
             kept |= abs(i * n - j * m) <= width * max(m, n)
@@ -420,13 +496,19 @@ def draw_own(rng: Any, problem: Problem, own_cost: bool) -> tuple[Problem, ...]:
     Penalties are numbers for a whole side, and no range: others have no batch with their own.
     """
     kinds = tuple("kl" if kind in ("balanced", "range") else kind for kind in problem.penalty)
-    shares_reg, shares_rho, hard = rng.random() < 0.2, rng.random() < 0.2, rng.choice([0.0, 0.3, 1.0])
+    shares_reg = rng.random() < 0.2
+    shares_rho = rng.random() < 0.2
+    hard = rng.choice([0.0, 0.3, 1.0])
     found: list[Problem] = []
     for k in range(int(rng.integers(1, 7))):
-        M, (a, b) = problem.M, (draw_masses(rng, size) for size in problem.shape)
+        M = problem.M
+        (a, b) = (draw_masses(rng, size) for size in problem.shape)
         if own_cost and k:
             M = np.asarray(M, float) + spread(M) * rng.random(M.shape)
-        reg = problem.reg if shares_reg else problem.reg * 10.0 ** rng.uniform(-1.5, 1)
+        if shares_reg:
+            reg = problem.reg
+        else:
+            reg = problem.reg * 10.0 ** rng.uniform(-1.5, 1)
         a, b = (t * 10.0 ** rng.uniform(-1, 1) for t in (a * problem.a.mean(), b * problem.b.mean()))
         rhos = tuple(
             np.inf if kind == "kl" and rng.random() < hard else float(np.max(draw_rho(rng, kind, reg, t)))
@@ -441,7 +523,10 @@ def draw_own(rng: Any, problem: Problem, own_cost: bool) -> tuple[Problem, ...]:
 
 def draw_ragged(rng: Any, largest: int) -> tuple[Problem, ...]:
     """Return problems between clouds of one metric and dimension and of several sizes, with their own reg and reg_m."""
-    base = draw_boxes(rng, uneven=bool(rng.random() < 0.5)) if rng.random() < 0.3 else draw_points(rng, largest)
+    if rng.random() < 0.3:
+        base = draw_boxes(rng, uneven=bool(rng.random() < 0.5))
+    else:
+        base = draw_points(rng, largest)
     if not isinstance(base.reference, str):
         base = base.replace(reference="product", points=base.points)
     x, y, metric, scale = base.points
@@ -496,19 +581,24 @@ def draw_rho(rng: Any, kind: str, reg: float, t: Any) -> Any:
 
 def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
     """``plain``: KL and balanced sides with a reference of its own kind, as POT's functions take them."""
-    m, n = draw_size(rng, largest), draw_size(rng, largest)
+    m = draw_size(rng, largest)
+    n = draw_size(rng, largest)
     if rng.random() < 0.04:
-        m, n = int(rng.integers(1, 4)), int(rng.integers(16, 48))
+        m = int(rng.integers(1, 4))
+        n = int(rng.integers(16, 48))
     if rng.random() < 0.04:
-        m, n = int(rng.integers(16, 48)), int(rng.integers(1, 4))
+        m = int(rng.integers(16, 48))
+        n = int(rng.integers(1, 4))
     M = draw_cost(rng, m, n)
     reg = spread(M) * 10.0 ** (rng.uniform(-2, 1) if rng.random() < 0.5 else rng.uniform(-4, 3))
     if rng.random() < 0.15:
         M = M.astype(np.float32)
-    a, b = draw_masses(rng, m), draw_masses(rng, n)
+    a = draw_masses(rng, m)
+    b = draw_masses(rng, n)
     if rng.random() < 0.25:
         scale = 10.0 ** rng.uniform(-12, 12)
-        a, b = a * scale, b * scale
+        a = a * scale
+        b = b * scale
     if rng.random() < 0.35:
         b = b * 10.0 ** rng.uniform(-rng.uniform(0.3, 8), rng.uniform(0.3, 8))
     penalty, reg_m = draw_penalties(rng, reg, a, b, plain)
@@ -521,7 +611,10 @@ def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
 def draw_penalties(rng: Any, reg: float, a: Any, b: Any, plain: bool) -> tuple[tuple[str, str], tuple[Any, Any]]:
     odds = ODDS["plain" if plain else "all"]
     first, second = (str(rng.choice(PENALTIES, p=odds)) for _ in range(2))
-    penalty = (first, first) if rng.random() < 0.4 else (first, second)
+    if rng.random() < 0.4:
+        penalty = (first, first)
+    else:
+        penalty = (first, second)
     reg_m = (draw_rho(rng, penalty[0], reg, a), draw_rho(rng, penalty[1], reg, b))
     if penalty[0] == penalty[1] and rng.random() < 0.4 and np.ndim(reg_m[0]) == 0:
         reg_m = (reg_m[0], reg_m[0])

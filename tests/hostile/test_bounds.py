@@ -19,7 +19,10 @@ def draw(seed, pair):
     """Draw masses of 1e-8 to 1e8, some zero, some pairs forbidden, equal and unequal sums, all ranges, any c."""
     rng = np.random.default_rng([16, seed])
     m, n = rng.integers(1, 10, 2)
-    M = rng.random((m, n)) if rng.random() < 0.5 else (rng.random((m, 1)) - rng.random(n)) ** 2
+    if rng.random() < 0.5:
+        M = rng.random((m, n))
+    else:
+        M = (rng.random((m, 1)) - rng.random(n)) ** 2
     if rng.random() < 0.2:
         M[rng.random((m, n)) < 0.3] = np.inf
     size = 10.0 ** rng.uniform(-8, 8)
@@ -42,7 +45,9 @@ def failures(problem, backend, options):
     except mapuot.InfeasibleError:
         return None
     untrue, figures = judge(problem, claim_of(result), options)
-    return None if "no reference" in figures or result.status == "underflow" else (result.converged, untrue)
+    if "no reference" in figures or result.status == "underflow":
+        return None
+    return (result.converged, untrue)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -75,8 +80,12 @@ def test_a_bound_is_true_where_totals_are_far_apart(pair, backend):
     for seed in (465, 707, 1131, *range(2000, 2030 if backend == "cpu" else 2004)):
         rng = np.random.default_rng(seed)
         m, n = (int(k) for k in rng.integers(1, 5, 2))
-        M, U = rng.random((m, n)), rng.uniform
-        reg, rho, ratio, size = 10 ** U(-4, -2), 10 ** U(0, 3), 10 ** U(12, 40), 10 ** U(-60, 0)
+        M = rng.random((m, n))
+        U = rng.uniform
+        reg = 10 ** U(-4, -2)
+        rho = 10 ** U(0, 3)
+        ratio = 10 ** U(12, 40)
+        size = 10 ** U(-60, 0)
         sides = (np.full(m, 1 / m) * size * ratio, np.full(n, 1 / n) * size)
         sides = sides[::-1] if pair[0] == "balanced" else sides
         M = M.T if pair[0] == "balanced" else M
@@ -90,7 +99,9 @@ def test_a_bound_is_true_where_totals_are_far_apart(pair, backend):
 def test_columns_at_a_kink_do_not_stall_at_the_root_of_their_rounding():
     """300 x 200 points with every column kept whole up to the last digit do not stall."""
     rng = np.random.default_rng(5)
-    M, a, b = rng.random((300, 200)), rng.random(300), rng.random(200)
+    M = rng.random((300, 200))
+    a = rng.random(300)
+    b = rng.random(200)
     b *= a.sum() / b.sum()
     result = mapuot.solve(M, a, b, reg=0.02, reg_m=2.0, penalty="tv", tol=1e-10)
     assert result.converged

@@ -14,7 +14,9 @@ from .problem import Problem
 from .trial import Trial, call
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
-INF, MIXED, FLOAT64 = np.inf, {"precision": "mixed"}, {"precision": "float64"}
+INF = np.inf
+MIXED = {"precision": "mixed"}
+FLOAT64 = {"precision": "float64"}
 
 
 def problem(M, a, b, reg, reg_m, penalty=("kl", "kl"), reference="product"):
@@ -101,7 +103,12 @@ def test_every_claim_is_true(how, name, backend):
         pytest.skip("takes functions and batches as it takes arrays")
     if (start and how == "stream") or (how == "batch" and options.get("method") == "map-uot"):
         pytest.skip("functions need no start of their own, batches have no plan in place")
-    start = tuple(x[None] for x in start[0]) if start and how == "batch" else start[0] if start else None
+    if start and how == "batch":
+        start = tuple(x[None] for x in start[0])
+    elif start:
+        start = start[0]
+    else:
+        start = None
     how = "warm" if start and how == "cold" else how
     assert failures(Trial(how, (example,), {"max_passes": 3000, **options}, start), backend) == []
 
@@ -123,7 +130,8 @@ def test_a_float32_plan_holds_its_mass(M, reg, reg_m, weight, backend):
 
 def test_a_float32_plan_loses_nothing_to_flushing(backend):
     """A plan of 1e-35 has entries below 1.2e-38, which float32 flushes to zero: it is in float64."""
-    M, masses = np.array([[0, 7]], np.float32), (np.array([1e-35]), np.array([5e-36, 5e-36]))
+    M = np.array([[0, 7]], np.float32)
+    masses = (np.array([1e-35]), np.array([5e-36, 5e-36]))
     small = problem(M, *masses, 1.0, (100.0, 100.0)).replace(M=M)
     assert failures(Trial("cold", (small,), {"max_passes": 3000}), backend) == []
     plan = mapuot.solve(M, *masses, reg=1.0, reg_m=100.0, reference="uniform", backend=backend).plan
@@ -133,7 +141,8 @@ def test_a_float32_plan_loses_nothing_to_flushing(backend):
 
 def test_unreachable_is_not_for_a_start_to_say(backend):
     """M and the reference alone decide which points are unreachable, not the start of a solve."""
-    M, reference = np.array([[0, 0], [0, 0], [0, 2e6]]), np.array([[90.0, 200], [30, 200], [100, 200]])
+    M = np.array([[0, 0], [0, 0], [0, 2e6]])
+    reference = np.array([[90.0, 200], [30, 200], [100, 200]])
     options = {"penalty": ("kl", "l2"), "reference": reference, "backend": backend}
     right = mapuot.solve(M, np.ones(3), np.ones(2), reg=3e6, reg_m=(8e6, 5e7), **options)
     for far in (1e4, 1e300):
@@ -161,7 +170,8 @@ def test_what_failed_holds_no_nan(backend):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
     """In a batch the ratio of one problem's mass to the given mass may exceed float64."""
-    M, A = np.array([[-1.65, 1.0]]), np.array([[1e-240], [1.0]])
+    M = np.array([[-1.65, 1.0]])
+    A = np.array([[1e-240], [1.0]])
     B = np.array([[1.0, 1e-30], [0.0, 1.0]])
     with pytest.warns(mapuot.ScalingWarning, match="in 1 of 2 problems"):
         results = mapuot.solve_batch(M, A, B, reg=1e-3, reg_m=(1e-3, 1.2e-3), max_passes=200, backend=backend)
@@ -171,7 +181,8 @@ def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_costs_beyond_float32_come_in_float64():
     """A float32 M is solved by POT's names; the potentials, which fit float32, are in M's dtype."""
-    M, one = np.array([[-0.7]], np.float32), np.ones(1)
+    M = np.array([[-0.7]], np.float32)
+    one = np.ones(1)
     plan, log = mapuot.pot.sinkhorn_unbalanced(one, one, M, 3e-4, (2e-3, 2e-3), log=True)
     right = mapuot.solve(M.astype(float), one, one, reg=3e-4, reg_m=2e-3)
     assert plan.dtype == log["total_cost"].dtype == log["cost"].dtype == np.float64

@@ -14,8 +14,10 @@ KINDS = ("kl", "kl"), ("kl", "kl"), ("kl", "balanced"), ("balanced", "kl"), ("tv
 def draw(seed):
     """Draw costs between few points, with some rows and columns 1e2 to 1e14 times as far away as the others."""
     rng = np.random.default_rng([2026, seed])
-    (m, n), kinds = rng.integers(2, 7, 2), KINDS[rng.integers(len(KINDS))]
-    reg, rho = 10 ** rng.uniform(-2, 0), 10 ** rng.uniform(-1, 2.5, 2)
+    (m, n) = rng.integers(2, 7, 2)
+    kinds = KINDS[rng.integers(len(KINDS))]
+    reg = 10 ** rng.uniform(-2, 0)
+    rho = 10 ** rng.uniform(-1, 2.5, 2)
     M = rng.random((m, n))
     far_rows, far_cols = (rng.random(k) < rng.choice([0.0, 0.3, 0.6]) for k in (m, n))
     M *= np.where(far_rows, 10 ** rng.uniform(2, 14, m), 1.0)[:, None]
@@ -57,7 +59,8 @@ def test_claims_are_true(how):
 @pytest.mark.parametrize("words", WAYS, ids=str)
 def test_one_point_far_away_costs_no_certificate(words, times):
     rng = np.random.default_rng(4)
-    x, y = rng.random((120, 3)), rng.random((90, 3))
+    x = rng.random((120, 3))
+    y = rng.random((90, 3))
     reg, reg_m = 0.05, 1.0
     near = mapuot.solve_sample(x, y, reg=reg, reg_m=reg_m, **words)
     x[7] *= times
@@ -73,7 +76,8 @@ def test_one_point_far_away_costs_no_certificate(words, times):
 
 def test_exponents_count_the_distance_to_the_least_cost():
     """With log u = log v = 0 and costs of -1e6 to 1e6, costs up to 0 have entries: 1e6 / reg above the least cost."""
-    x, zeros = np.array([[1e3], [-1e3]]), np.zeros(2)
+    x = np.array([[1e3], [-1e3]])
+    zeros = np.zeros(2)
     cloud = mapuot.PointCloud(x, x, "inner", addends=(zeros, zeros))
     problem = mapuot.solve(cloud, reg=1e-2, reg_m=1e6, max_passes=1).problem
     assert (problem.M_min, problem.M_max) == (-1e6, 1e6)
@@ -87,11 +91,17 @@ def test_exponents_count_the_distance_to_the_least_cost():
 def test_costs_far_above_reg_m_have_the_value_of_a_plan_that_moves_nothing(kinds, far, backend):
     """Passes end at a plan without mass in float64: its value is known, whichever side has paid the costs so far."""
     rng = np.random.default_rng(0)
-    x, y, a, b = rng.random((6, 2)), rng.random((5, 2)) + far, rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(5))
-    M, reg, rho = ((x[:, None] - y) ** 2).sum(2), 0.05, (1.0, 0.7)
+    x = rng.random((6, 2))
+    y = rng.random((5, 2)) + far
+    a = rng.dirichlet(np.ones(6))
+    b = rng.dirichlet(np.ones(5))
+    M = ((x[:, None] - y) ** 2).sum(2)
+    reg = 0.05
+    rho = (1.0, 0.7)
     left = [r * 0.5 * (w**2).sum() if kind == "l2" else r for kind, r, w in zip(kinds, rho, (a, b), strict=True)]
     call = {"reg": reg, "reg_m": rho, "penalty": kinds, "backend": backend}
-    one, many = mapuot.solve(M, a, b, **call), mapuot.solve_batch(M, np.stack([a, a]), b, **call)
+    one = mapuot.solve(M, a, b, **call)
+    many = mapuot.solve_batch(M, np.stack([a, a]), b, **call)
     for found in (one, many, many[1]):
         np.testing.assert_allclose(found.dual, sum(left) + reg, rtol=1e-9)
         np.testing.assert_allclose(found.objective, sum(left) + reg, rtol=1e-9)

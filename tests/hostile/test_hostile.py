@@ -29,7 +29,8 @@ def single(cost, a, b, reg, rho, penalty="kl"):
 
 def test_balanced_product():
     """A constant cost leaves the product of the marginals."""
-    a, b = np.array([0.25, 0.75]), np.array([0.5, 0.125, 0.375])
+    a = np.array([0.25, 0.75])
+    b = np.array([0.5, 0.125, 0.375])
     found = answer(Problem(np.full((2, 3), 5.0), a, b, 0.3, (np.inf, np.inf), ("balanced", "balanced")))
     assert np.abs(found.plan - np.outer(a, b)).max() < 1e-18
 
@@ -65,7 +66,9 @@ def test_divergence_does_not_cancel(off):
     """KL(t e^x | t) = t (x e^x - e^x + 1) = t sum (k - 1) x^k / k!, however small x is."""
     t = LONG(0.7)
     r = t * (1 + LONG(off))
-    x, term, wanted = np.log1p((r - t) / t), LONG(1), LONG(0)
+    x = np.log1p((r - t) / t)
+    term = LONG(1)
+    wanted = LONG(0)
     for k in range(1, 60):
         term = term * x / k
         wanted += (k - 1) * term

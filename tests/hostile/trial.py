@@ -105,7 +105,8 @@ def draw_start(rng: Any, problem: Problem) -> Any:
         return far * rng.integers(-1, 2) * np.ones(m), far * rng.integers(-1, 2) * np.ones(n)
     if kind == 4:
         other = draw(rng)
-        a, b = draw_masses(rng, m), draw_masses(rng, n)
+        a = draw_masses(rng, m)
+        b = draw_masses(rng, n)
         return other.replace(
             M=rng.random((m, n)), a=a, b=b, reference="product", reg_m=(1.0, 1.0), penalty=("kl", "kl")
         )
@@ -119,13 +120,19 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     drawn |= {"point ranks": lambda rng, most: draw_points(rng, most) if rng.random() < 0.5 else draw_boxes(rng)}
     drawn |= {"truncated": lambda rng, _: draw_boxes(rng), "clouds": lambda rng, _: draw_boxes(rng, uneven=True)}
     drawn["kept points"] = lambda rng, _: draw_boxes(rng, uneven=bool(rng.random() < 0.5))
-    problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
+    if how in drawn:
+        problem = drawn[how](rng, largest)
+    else:
+        problem = draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how == "truncated":
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
     if how in ("clouds", "kept points", "point ranks"):  # half of them by all pairs
         skips = problem.points[2] != "wfr" and str(problem.reference) == "product" and rng.random() < 0.5
-        options["truncate"] = float(rng.choice([0.5, 3.0, 8.0])) if skips else None
+        if skips:
+            options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
+        else:
+            options["truncate"] = None
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
     if how == "embeddings":
@@ -133,29 +140,37 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     if how == "grids":
         options["precision"] = "float64"
     if how in KEPT:
-        problem, options = draw_kept(rng, problem), options | {"method": "auto", "symmetric": False}
+        problem = draw_kept(rng, problem)
+        options = options | {"method": "auto", "symmetric": False}
     return problem, options
 
 
 def draw_kept(rng: Any, problem: Problem) -> Problem:
     """Return a problem of a small reg, one of three, with costs of a few values only unless it has points."""
     size = spread(problem.M) or 1.0
-    M = np.round(3 / size * problem.M) * size / 3 if rng.random() < 0.3 and not problem.points else problem.M
+    if rng.random() < 0.3 and not problem.points:
+        M = np.round(3 / size * problem.M) * size / 3
+    else:
+        M = problem.M
     reg = size * 10.0 ** rng.uniform(-7, -3)
     pair = tuple(draw_rho(rng, p, reg, t) for p, t in zip(problem.penalty, (problem.a, problem.b), strict=True))
     return problem.replace(M=M.astype(problem.M.dtype), reg=reg, reg_m=pair, points=problem.points).feasible()
 
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
-    return draw_alone(rng, largest) if how == "self" else draw_apart(how, rng, largest)
+    if how == "self":
+        return draw_alone(rng, largest)
+    return draw_apart(how, rng, largest)
 
 
 def as_users_have(trial: Trial, rng: Any) -> Trial:
     """Return the trial with equal masses on as many points of both sides."""
-    problems, start = usual(rng, trial.problems), trial.start
+    problems = usual(rng, trial.problems)
+    start = trial.start
     m, n = problems[0].shape
     if isinstance(start, Problem):
-        start = start if start.shape == (m, n) else start.cut(m)
+        if start.shape != (m, n):
+            start = start.cut(m)
     elif start is not None:
         start = start[0][..., :m], start[1][..., :n]
     return dataclasses.replace(trial, problems=problems, start=start)
@@ -181,13 +196,17 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
             regs = rng.permutation(regs)
         steps = [problem.replace(reg=float(reg)) for reg in regs]
         if rng.random() < 0.4:
-            kinds, weights = problem.penalty, (problem.a, problem.b)
+            kinds = problem.penalty
+            weights = (problem.a, problem.b)
             draws = [tuple(draw_rho(rng, p, s.reg, t) for p, t in zip(kinds, weights, strict=True)) for s in steps]
             steps = [step.replace(reg_m=pair) for step, pair in zip(steps, draws, strict=True)]
         return Trial(how, tuple(steps), options)
     if how == "pot":
         options = {"stopThr": options["tol"], "numItermax": MOST_PASSES, "method": rng.choice(np.array(POT_METHODS))}
-        start = draw_start(rng, problem) if rng.random() < 0.2 else None
+        if rng.random() < 0.2:
+            start = draw_start(rng, problem)
+        else:
+            start = None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
     return draw_batch(how, rng, problem, options, largest)
 
@@ -195,7 +214,8 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
 def draw_alone(rng: Any, largest: int) -> Trial:
     """Return another path's trial with each problem made symmetric, for one potential."""
     trial = draw_apart(str(rng.choice(np.array(ALONE))), rng, largest)
-    problems, start = tuple(problem.itself() for problem in trial.problems), trial.start
+    problems = tuple(problem.itself() for problem in trial.problems)
+    start = trial.start
     if isinstance(start, Problem):
         start = start.itself()
     elif start is not None:
@@ -213,7 +233,10 @@ def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any
         options["max_passes"] = min(options["max_passes"], 500)
     start = None
     if rng.random() < 0.4:
-        start = tuple(map(rng.standard_normal, problem.shape)) if near else draw_start(rng, problem)
+        if near:
+            start = tuple(map(rng.standard_normal, problem.shape))
+        else:
+            start = draw_start(rng, problem)
     return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
 
 
@@ -228,8 +251,10 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any], la
     own = bool(rng.random() < 0.4)
     problems = [problem]
     for _ in range(count - 1):
-        a, b = draw_masses(rng, problem.shape[0]), draw_masses(rng, problem.shape[1])
-        a, b = a * problem.a.mean() * 10.0 ** rng.uniform(-1, 1), b * problem.b.mean() * 10.0 ** rng.uniform(-1, 1)
+        a = draw_masses(rng, problem.shape[0])
+        b = draw_masses(rng, problem.shape[1])
+        a = a * problem.a.mean() * 10.0 ** rng.uniform(-1, 1)
+        b = b * problem.b.mean() * 10.0 ** rng.uniform(-1, 1)
         next_one = problem.replace(a=a, b=b).feasible()
         if own:
             M = np.asarray(problem.M, float) + spread(problem.M) * rng.random(problem.shape)
@@ -256,7 +281,11 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
             import_module("mapuot.backends.cuda.graph_solve").ONCE = False  # some are solved in one call
             import_module("mapuot.backends.cuda.arrays").MANY_TERMS = (0, 1 << 29)[len(problem.a) // 2 % 2]
             POINTS.stays_from = 0
-        x, y = (as_given(x, there), None) if y is x else (as_given(z, there) for z in (x, y))
+        if y is x:
+            x = as_given(x, there)
+            y = None
+        else:
+            x, y = (as_given(z, there) for z in (x, y))
         M = mapuot.PointCloud(x, y, *how, truncate=truncate, form=form)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
@@ -272,18 +301,23 @@ def as_given(x: Any, there: bool) -> Any:
     if x.dtype == np.float32 and find_spec("torch") and not (x.view(np.uint32) & 0xFFFF).any():
         torch = import_module("torch")
         tensor = torch.from_numpy(x).bfloat16()
-        return tensor.cuda() if there and torch.cuda.is_available() else tensor
+        if there and torch.cuda.is_available():
+            return tensor.cuda()
+        return tensor
     return import_module("cupy").asarray(x) if there else x
 
 
 def stored(M: Any) -> Any:
     """Return the finite pairs as a matrix of scipy.sparse, in a form set by its shape: some also with stored inf."""
-    (m, n), finite = M.shape, np.isfinite(M)
+    (m, n) = M.shape
+    finite = np.isfinite(M)
     form = 7 * m + 3 * n + int(finite.sum())
     i, j = np.nonzero(finite | (np.arange(m)[:, None] + np.arange(n) & 3 == 0) if form % 2 else finite)
     data = M[i, j]
     if form % 5 == 1 and M.dtype == np.float64:  # twice a half is the number
-        i, j, data = np.r_[i, i], np.r_[j, j], np.r_[data / 2, data / 2]
+        i = np.r_[i, i]
+        j = np.r_[j, j]
+        data = np.r_[data / 2, data / 2]
     order = np.random.default_rng(form).permutation(len(i))
     coo = sparse.coo_array((data[order], (i[order], j[order])), shape=M.shape)
     if form % 5 == 2:
@@ -294,7 +328,8 @@ def stored(M: Any) -> Any:
 def call(trial: Trial, backend: str) -> list[Claim]:
     """Return the library's claims about each problem of the trial; its exceptions pass through."""
     options = {"backend": backend, **trial.options}
-    first, start = trial.problems[0], trial.start
+    first = trial.problems[0]
+    start = trial.start
     positional, named = arguments(first, options.pop("truncate", "auto"), backend)
     on_device = trial.how == "kept" or (trial.how in ("cold", "warm") and first.M.size % 2)
     if backend == "cuda" and on_device and type(positional[0]) is np.ndarray:
@@ -321,7 +356,8 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
         return [claim_of(mapuot.solve(read, *positional[1:], **named, **options))]
     if trial.how == "path":
-        regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
+        regs = [p.reg for p in trial.problems]
+        reg_ms = [p.reg_m for p in trial.problems]
         kinds = {"penalty": first.penalty, "reference": first.reference}
         found = mapuot.path(*positional, regs=regs, reg_ms=reg_ms, **kinds, **options)
         return [claim_of(result) for result in found]
@@ -344,15 +380,20 @@ def call(trial: Trial, backend: str) -> list[Claim]:
 
 def batch_arguments(trial: Trial, named: dict[str, Any], backend: str) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Return M, A, B and the named arguments of `solve_batch`; ``named``: the arguments of the first problem."""
-    problems, first = trial.problems, trial.problems[0]
-    A, B = [p.a for p in problems], [p.b for p in problems]
+    problems = trial.problems
+    first = trial.problems[0]
+    A = [p.a for p in problems]
+    B = [p.b for p in problems]
     if trial.how in ("own batch", "ragged"):
         named = named | {"reg": np.array([p.reg for p in problems]), "reg_m": np.array([p.reg_m for p in problems])}
     if trial.how == "ragged":
         there = backend == "cuda" and len(first.b) % 2 > 0
         x, y = ([as_given(p.points[k], there) for p in problems] for k in (0, 1))
         return mapuot.PointCloud(x, y, *first.points[2:]), A, B, named
-    M = np.stack([p.M for p in problems]) if trial.own_cost else first.M
+    if trial.own_cost:
+        M = np.stack([p.M for p in problems])
+    else:
+        M = first.M
     return M, np.stack(A), np.stack(B), named
 
 
@@ -366,7 +407,8 @@ def skipping() -> ExitStack:
 
 def call_over_ranks(trial: Trial, comm: Any, backend: str) -> list[Claim]:
     """Return the claims, on rank 0, of ranks that give their own blocks; the others return an empty list."""
-    job, pairs = Job(comm), trial.how == "sparse ranks"
+    job = Job(comm)
+    pairs = trial.how == "sparse ranks"
     own = job.block(trial.problems[0], form=stored if pairs else np.asarray)
     if pairs and not isinstance(own.reference, str):
         own = own.replace(reference=sparse.csr_array(own.reference))
@@ -376,7 +418,10 @@ def call_over_ranks(trial: Trial, comm: Any, backend: str) -> list[Claim]:
         x, y, metric, scale = trial.problems[0].points
         skips = options.pop("truncate", "auto")
         own = own.replace(M=own_points(x, y, i0, i1, metric=metric, scale=scale, truncate=skips))
-    start = None if trial.start is None else (trial.start[0][i0:i1], trial.start[1])
+    if trial.start is None:
+        start = None
+    else:
+        start = (trial.start[0][i0:i1], trial.start[1])
     with skipping():
         claim = claim_over_ranks(own.solve(comm=comm, warm_start=start, **options), job.ranks.rank)
     return [] if claim is None else [claim]

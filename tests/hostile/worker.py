@@ -44,12 +44,16 @@ class Runner:
         return self.comm is None or self.comm.Get_rank() == 0
 
     def claims(self, trial: Trial) -> list[Any]:
-        return call(trial, self.backend) if self.comm is None else call_over_ranks(trial, self.comm, self.backend)
+        if self.comm is None:
+            return call(trial, self.backend)
+        return call_over_ranks(trial, self.comm, self.backend)
 
     def verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
         """Return ("answered", "refused" or "raised", failures, figures of each problem)."""
         answer = self.one_verdict(trial)
-        return answer if self.comm is None else self.comm.bcast(answer, 0)
+        if self.comm is None:
+            return answer
+        return self.comm.bcast(answer, 0)
 
     def one_verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
         import mapuot
@@ -75,7 +79,10 @@ class Runner:
             if issubclass(one.category, RuntimeWarning) and not issubclass(one.category, mapuot.ConvergenceWarning)
         ][:1]
         figures = []
-        options = {"tol": trial.options["stopThr"]} if "stopThr" in trial.options else {"tol": 1e-6, **trial.options}
+        if "stopThr" in trial.options:
+            options = {"tol": trial.options["stopThr"]}
+        else:
+            options = {"tol": 1e-6, **trial.options}
         for problem, claim in zip(trial.problems, claims, strict=True):
             failures, numbers = judge(problem, claim, options)
             found += failures
@@ -104,10 +111,13 @@ def late(*_: Any) -> None:
 def trial_of(how: str, seed: int, index: int, largest: int, numbers: str = "all") -> Trial:
     """Draw a trial; of each four one is typical of users and one extreme, unless ``numbers`` names a kind."""
     trial = draw_trial(how, np.random.default_rng([seed, NAMES.index(how), index]), largest)
-    rng, kind = np.random.default_rng([seed, NAMES.index(how), index, 1]), index % 4
+    rng = np.random.default_rng([seed, NAMES.index(how), index, 1])
+    kind = index % 4
     if numbers == "extreme" or (numbers == "all" and kind == 2):
         return at_the_ends(trial, rng)
-    return as_users_have(trial, rng) if numbers == "usual" or (numbers == "all" and kind == 0) else trial
+    if numbers == "usual" or (numbers == "all" and kind == 0):
+        return as_users_have(trial, rng)
+    return trial
 
 
 def block(
@@ -115,7 +125,8 @@ def block(
 ) -> dict[str, Any]:
     """Judge so many trials; return the failures and the counts of the summary."""
     totals: Counter[str] = Counter()
-    failures, worst = [], {"error / bound": 0.0}
+    failures = []
+    worst = {"error / bound": 0.0}
     for index in range(first, first + count):
         ended, found, figures = runner.verdict(trial_of(how, seed, index, largest, numbers))
         totals["trials"] += 1

@@ -75,13 +75,18 @@ def case_files_of_pairs(job):
 
 def case_scale_of_the_costs(job):
     """Ranks have one scale, from the whole M: of an array, of stored pairs, of points and of some rows of many."""
-    case, rng = stored_pairs(3, 2.0), np.random.default_rng(7)
-    x, y = rng.random((3000, 2)), rng.random((2000, 2))
+    case = stored_pairs(3, 2.0)
+    rng = np.random.default_rng(7)
+    x = rng.random((3000, 2))
+    y = rng.random((2000, 2))
     dense = np.where(np.isfinite(case.M), case.M, 3.0)
     wholes = {"array": dense, "pairs": csr_of(case.M), "points": mapuot.PointCloud(x, y)}
     for kind, M in wholes.items():
         i0, i1 = job.bounds(M.shape[0], "even" if kind == "points" else "uneven")
-        own = mapuot.PointCloud(x[i0:i1], y) if kind == "points" else M[i0:i1]
+        if kind == "points":
+            own = mapuot.PointCloud(x[i0:i1], y)
+        else:
+            own = M[i0:i1]
         for how in ("median", "mean", "max", "weighted_median"):
             numbers = {"reg": 0.2, "reg_m": 1.0, "scale_cost": how, "max_passes": 3}
             with warnings.catch_warnings():
@@ -102,9 +107,11 @@ def case_all_pairs(job):
 def case_one_potential(job):
     """Each rank has its own rows' marginals, which are columns; the ordinary path takes values that differ by rank."""
     rng = np.random.default_rng(8)
-    x, a = rng.random((67, 2)), rng.random(67) + 0.01
+    x = rng.random((67, 2))
+    a = rng.random(67) + 0.01
     a[[3, 66]] = 0.0
-    lies, regs = (job.bounds(67), job.bounds(67, "uneven")), ((0.1, 0.3), (1e-3, np.inf), (1e-5, 1.0))
+    lies = (job.bounds(67), job.bounds(67, "uneven"))
+    regs = ((0.1, 0.3), (1e-3, np.inf), (1e-5, 1.0))
     for (reg, reg_m), (i0, i1) in itertools.product(regs, lies):
         cloud = mapuot.PointCloud(x, form=None)
         want = mapuot.solve(cloud, a, a, reg=reg, reg_m=reg_m, symmetric=False, tol=1e-10, precision="float64")
@@ -124,9 +131,11 @@ def case_one_potential(job):
 def case_blocks_that_differ_by_a_row(job):
     """Ranks take one path together near every size where a rank by itself would take another."""
     for entries in (cpu.quick_entries, SERIAL_ENTRIES):
-        n, m = entries // 512, 512 * SIZE + SIZE // 2
+        n = entries // 512
+        m = 512 * SIZE + SIZE // 2
         i0, i1 = job.bounds(m)
-        x, y = np.random.default_rng(0).random((m, 1)), np.random.default_rng(1).random(n)
+        x = np.random.default_rng(0).random((m, 1))
+        y = np.random.default_rng(1).random(n)
         result = mapuot.solve((x[i0:i1] - y) ** 2, reg=0.1, reg_m=1.0, comm=COMM)
         assert result.converged
         job.same(result.log_v)
@@ -134,8 +143,10 @@ def case_blocks_that_differ_by_a_row(job):
 
 def case_clusters(job):
     """The ranks' differences together correct every rank's steps, nearly as one process does."""
-    case, options = clouds(660, 640, reg=0.003), {"precision": "float64", "tol": 1e-7}
-    result, one = job.solve(case, **options), case.solve(**options)
+    case = clouds(660, 640, reg=0.003)
+    options = {"precision": "float64", "tol": 1e-7}
+    result = job.solve(case, **options)
+    one = case.solve(**options)
     assert result.converged
     assert FOUND[result.problem.cost].clusters == {1: 64, 2: 32, 3: 16, 4: 16}[SIZE]
     assert result.n_passes <= 1.25 * one.n_passes
@@ -144,7 +155,9 @@ def case_clusters(job):
 
 
 def case_uniform_weights_and_threads(job):
-    M, (i0, i1), options = clouds(33, 21).M, job.bounds(33), {"reg": 0.05, "reg_m": 1.0, "threads": 2, **FLOAT64}
+    M = clouds(33, 21).M
+    (i0, i1) = job.bounds(33)
+    options = {"reg": 0.05, "reg_m": 1.0, "threads": 2, **FLOAT64}
     job.compare(mapuot.solve(M[i0:i1], comm=COMM, **options), mapuot.solve(M, **options), i0, i1)
 
 
@@ -179,8 +192,12 @@ def case_sub_communicators(job):
 
 def case_labels_and_shares(job):
     """The share counts the whole plan, and labels are numbered over all ranks."""
-    case, labels, kinds = clouds(33, 21), np.array(list("abc") * 11), np.arange(21) % 3
-    result, one, (i0, i1) = job.solve(case), case.solve(**FLOAT64), job.bounds(33)
+    case = clouds(33, 21)
+    labels = np.array(list("abc") * 11)
+    kinds = np.arange(21) % 3
+    result = job.solve(case)
+    one = case.solve(**FLOAT64)
+    (i0, i1) = job.bounds(33)
     np.testing.assert_allclose(result.sparse(keep=0.7).toarray(), one.sparse(keep=0.7).toarray()[i0:i1], atol=1e-12)
     np.testing.assert_allclose(result.push(labels[i0:i1])[1], one.push(labels)[1], atol=1e-10)
     np.testing.assert_allclose(result.pull(kinds)[1], one.pull(kinds)[1][i0:i1], atol=1e-10)
@@ -194,12 +211,16 @@ def case_labels_and_shares(job):
 
 def case_points_whose_mass_underflows(job):
     """Conditional plans of rows and columns far from all others equal one process's."""
-    case, labels, kinds = clouds(33, 21), np.array(list("abc") * 11), np.arange(21) % 3
+    case = clouds(33, 21)
+    labels = np.array(list("abc") * 11)
+    kinds = np.arange(21) % 3
     M = np.array(case.M)
     M[5] += 20000.0 * case.reg
     M[:, 7] += 20000.0 * case.reg
     case = case.replace(M=M)
-    result, one, (i0, i1) = job.solve(case), case.solve(**FLOAT64), job.bounds(33)
+    result = job.solve(case)
+    one = case.solve(**FLOAT64)
+    (i0, i1) = job.bounds(33)
     assert one.row_marginal[5] == one.col_marginal[7] == 0
     np.testing.assert_allclose(result.push(labels[i0:i1])[1], one.push(labels)[1], atol=1e-9)
     np.testing.assert_allclose(one.push(labels)[1].sum(1), 1.0)
@@ -221,7 +242,9 @@ def case_warning_on_one_rank_only(job):
 @contextlib.contextmanager
 def on_device(comm, with_nccl=True, device=0, never=False):
     """Replace CuPy by its emulation in ../cuda and make its communicators; ``never``: some rank comes to no sum."""
-    made, waiting = [], []  # waiting: sums that the device waits for
+    # waiting: sums that the device waits for
+    made = []
+    waiting = []
     path = [str(HERE / "cuda" / "cuda_on_cpu"), *sys.path]
     with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", path):
         for name in [*sys.modules]:
@@ -235,7 +258,9 @@ def on_device(comm, with_nccl=True, device=0, never=False):
                 made.append(self)
 
             def allReduce(self, *given):  # noqa: N802
-                return waiting.append(self) if never else super().allReduce(*given)
+                if never:
+                    return waiting.append(self)
+                return super().allReduce(*given)
 
             def abort(self):
                 waiting.clear()
@@ -287,7 +312,8 @@ def case_sums_that_a_rank_never_comes_to(job):
     """The other ranks raise a rank's error before they wait for their GPUs, so that no sum hangs."""
     if SIZE == 1:
         return
-    comm, last = COMM.Dup(), RANK == SIZE - 1
+    comm = COMM.Dup()
+    last = RANK == SIZE - 1
     ranks = join(comm)
 
     def passes(total, stream):
@@ -375,7 +401,8 @@ def case_stored_pairs_that_are_refused(job):
 def case_arguments_that_differ(job):
     if SIZE == 1:
         return
-    case, mine = job.block(clouds(33, 21)), 1.0 + (RANK == SIZE - 1)
+    case = job.block(clouds(33, 21))
+    mine = 1.0 + (RANK == SIZE - 1)
     job.refused(ValueError, "reg must be the same on every rank, got 1.0 on rank 0", case.replace(reg=mine))
     job.refused(ValueError, "tol must be the same", case, tol=1e-6 * mine)
     job.refused(ValueError, "max_passes must be the same", case, max_passes=int(mine))
@@ -408,8 +435,10 @@ def case_instruction_sets_that_differ(job):
 
 def case_a_function_that_fails_late(job):
     """An error in an exact pass, while the others wait in the sum, reaches all ranks."""
-    case, calls = job.block(clouds(33, 21)), [0]
-    M, i0 = case.M, job.bounds(33)[0]
+    case = job.block(clouds(33, 21))
+    calls = [0]
+    M = case.M
+    i0 = job.bounds(33)[0]
 
     def rows(k0, k1):
         calls[0] += 1

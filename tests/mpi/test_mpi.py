@@ -77,16 +77,20 @@ def test_command_line(tmp_path, size, kind):
     """Each process has its rows; the plan comes back as one array or CSR matrix; with points a rank may have no row."""
     pytest.importorskip("h5py")
     pytest.importorskip("zarr")
-    case, out = make_problem(tmp_path / "in.npz"), tmp_path / f"out{kind if kind[0] == '.' else '.npz'}"
-    words, M = [tmp_path / "in.npz", "--plan", "dense"], case.M
+    case = make_problem(tmp_path / "in.npz")
+    out = tmp_path / f"out{kind if kind[0] == '.' else '.npz'}"
+    words = [tmp_path / "in.npz", "--plan", "dense"]
+    M = case.M
     if kind == "pairs":
         M = csr_of(np.where(np.median(case.M) > case.M, case.M, np.inf))
         sparse.save_npz(tmp_path / "S.npz", M)
         words = [tmp_path / "S.npz", "--plan", "sparse:0", "--report", tmp_path / "page.html"]
     if kind == "points":
         rng = np.random.default_rng(0)
-        points, case = (rng.random((2, 3)), rng.random((5, 3))), case.replace(a=np.ones(2), b=np.ones(5))
-        M, words = mapuot.PointCloud(*points), ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--plan", "dense"]
+        points = (rng.random((2, 3)), rng.random((5, 3)))
+        case = case.replace(a=np.ones(2), b=np.ones(5))
+        M = mapuot.PointCloud(*points)
+        words = ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--plan", "dense"]
         for name, values in zip("xy", points, strict=True):
             np.save(tmp_path / f"{name}.npy", values)
     if kind[0] != ".":
@@ -129,7 +133,8 @@ def test_command_line_says_not_converged(tmp_path):
 def test_killed_job_goes_on_from_its_checkpoint(tmp_path, size, monkeypatch):
     """After SIGKILL in the middle of a slow method the resumed job certifies the answer of an uninterrupted one."""
     case = make_problem(tmp_path / "in.npz", 200, 180, reg=5e-3, reg_m=500.0)
-    saved, out = tmp_path / "state.npz", tmp_path / "out.npz"
+    saved = tmp_path / "state.npz"
+    out = tmp_path / "out.npz"
     command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", case.reg, "--reg-m", 500, "--checkpoint", saved]
     monkeypatch.setenv("MAPUOT_CHECKPOINT_SECONDS", "0.05")
     slow = ["--method", "sinkhorn", "--max-passes", 10**8, "--tol", 1e-9]

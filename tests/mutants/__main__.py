@@ -62,7 +62,9 @@ class Copy:
     """The files of the tree that git tracks or would add, as they are now, and a core built from them."""
 
     def __init__(self, folder):
-        self.folder, self.stale = Path(folder), True  # stale: the core has been built with a change, or not at all
+        # stale: the core has been built with a change, or not at all
+        self.folder = Path(folder)
+        self.stale = True
         command = ["git", "ls-files", "-zco", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
         for name in filter(None, listed.split("\0")):
@@ -105,7 +107,9 @@ class Copy:
             return f"no end after {seconds:.0f} s"
         if code in (0, 1, 2):  # 2: an import of a test raises
             told = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            return "" if code == 0 else (told or ["failed"])[0].split(" - ")[0]
+            if code == 0:
+                return ""
+            return (told or ["failed"])[0].split(" - ")[0]
         if code < 0:
             return f"signal {-code}"
         raise WrongError(f"pytest ends with {code}:\n{out[-2000:]}")
@@ -149,7 +153,8 @@ def seconds_without(tests):
 def try_drawn(count, seed, only):
     """Try changes that `draw` draws, one after another; report the changes that no test notices."""
     changes = [change for change in draw.drawn(ROOT, 10**9, seed) if only in change.file + change.tests][:count]
-    counts, begun = Counter(), time.monotonic()
+    counts = Counter()
+    begun = time.monotonic()
     seconds = {tests: 60 + PATIENCE * seconds_without(tests.split()) for tests in {change.tests for change in changes}}
     with tempfile.TemporaryDirectory(prefix="mapuot-mutants-") as folder:
         copy = Copy(folder)
@@ -176,8 +181,11 @@ def main(words):
     if given.drawn:
         return try_drawn(given.drawn, given.seed, given.only)
     chosen = [entry for entry in entries() if given.only in " ".join((entry[0], entry[1], entry[3]))]
-    counts, survivors, wrong = Counter(), [], []
-    begun, here = time.monotonic(), threading.local()
+    counts = Counter()
+    survivors = []
+    wrong = []
+    begun = time.monotonic()
+    here = threading.local()
 
     def attempt(entry):
         *change, tests, reason = entry
@@ -192,7 +200,10 @@ def main(words):
 
     with ExitStack() as folders, ThreadPoolExecutor(given.jobs) as workers:
         everything = list(dict.fromkeys(word for entry in chosen for word in entry[3].split()))
-        seconds = 60 + PATIENCE * seconds_without(everything) if everything else 60
+        if everything:
+            seconds = 60 + PATIENCE * seconds_without(everything)
+        else:
+            seconds = 60
         for (file, text, instead, _, reason), told in zip(chosen, workers.map(attempt, chosen), strict=True):
             line = f"{file}: {text}  ->  {instead}"
             counts["explained" if reason else "noticed"] += not told.startswith(("SURVIVES", "WRONG")) or bool(reason)
@@ -201,7 +212,11 @@ def main(words):
             print(f"{time.monotonic() - begun:5.0f} s  {line}\n    {told}", flush=True)
     told = f"{counts['noticed']} noticed, {counts['explained']} explained, {len(survivors)} that no test notices"
     print(f"\n{len(chosen)} changes: {told}", *survivors, *wrong, sep="\n")
-    return 2 if wrong else 1 if survivors else 0
+    if wrong:
+        return 2
+    if survivors:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ class Change(NamedTuple):
         """Show the change in its line."""
         line = text.count("\n", 0, self.first) + 1
         begin = text.rfind("\n", 0, self.first) + 1
-        before, old = text[begin : self.first].lstrip(), " ".join(text[self.first : self.last].split())
+        before = text[begin : self.first].lstrip()
+        old = " ".join(text[self.first : self.last].split())
         return f"{self.file}:{line}: {before}[{old} ~> {self.new}]"
 
 
@@ -87,7 +88,10 @@ def changes_in(file: str, text: str, first: int, last: int, tests: str) -> list[
     found = []
     for k, (kind, word, begin, end) in enumerate(tokens):
         if kind == "number" and not (text[begin - 1] == "[" and text[end] == "]"):  # an index is no constant
-            new = "1" if not float(re.sub(r"0x.*", "1", word.rstrip("f"))) else f"(2 * {word})"
+            if not float(re.sub(r"0x.*", "1", word.rstrip("f"))):
+                new = "1"
+            else:
+                new = f"(2 * {word})"
             found.append(Change(file, begin, end, new, tests))
         elif kind == "comparison":
             found.append(Change(file, begin, end, TURNED[word], tests))

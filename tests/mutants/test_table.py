@@ -25,7 +25,10 @@ def test_named_tests_exist(emulated):
     words = dict.fromkeys(" ".join({tests for *_, tests, _ in entries() if tests}).split())
     named = paths(" ".join(word for word in words if ("cuda" in word) == emulated))
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *named]
-    stand_in = {"PYTHONPATH": str(HERE / "cuda" / "cuda_on_cpu")} if emulated else {}
+    if emulated:
+        stand_in = {"PYTHONPATH": str(HERE / "cuda" / "cuda_on_cpu")}
+    else:
+        stand_in = {}
     done = subprocess.run(
         command, cwd=HERE.parent, env=environment(**stand_in), capture_output=True, text=True, check=False
     )

@@ -37,16 +37,24 @@ def main():
     parser.add_argument("--only", choices=[*KINDS])
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    told, made, failed, took, seed, first = [], Counter(), Counter(), Counter(), given.seed, None
+    told = []
+    made = Counter()
+    failed = Counter()
+    took = Counter()
+    seed = given.seed
+    first = None
     for number in (signal.SIGINT, signal.SIGTERM):  # the children of this process may have got it, too
         signal.signal(number, lambda *_: told.append(True))
-    kinds, order = [given.only] if given.only else [*KINDS], np.random.default_rng(given.seed)
-    begun, seconds = time.monotonic(), 60 * given.minutes
+    kinds = [given.only] if given.only else [*KINDS]
+    order = np.random.default_rng(given.seed)
+    begun = time.monotonic()
+    seconds = 60 * given.minutes
     while not told and kinds and (after := time.monotonic() - begun) < seconds:
         if first is None and after > seconds / 10:
             first = resident()
         weights = np.array([WEIGHTS.get(kind, 2) for kind in kinds], float)
-        kind, trial = str(order.choice(kinds, p=weights / weights.sum())), time.monotonic()
+        kind = str(order.choice(kinds, p=weights / weights.sum()))
+        trial = time.monotonic()
         try:
             KINDS[kind](np.random.default_rng(seed))
         except pytest.skip.Exception as reason:
@@ -61,7 +69,10 @@ def main():
         made[kind], took[kind], seed = made[kind] + 1, took[kind] + time.monotonic() - trial, seed + 1
     for kind, count in made.items():
         print(f"{kind:<10} {count:>8} trials {failed[kind]:>8} failed {took[kind]:>9.0f} s")
-    grown = 0.0 if "LD_PRELOAD" in os.environ else resident() - (first or resident())
+    if "LD_PRELOAD" in os.environ:
+        grown = 0.0
+    else:
+        grown = resident() - (first or resident())
     print(f"seeds {given.seed} to {seed - 1}, {dict(counts)}, {grown:.1f} MiB more than after a tenth of the time")
     sys.exit(bool(failed.total() or grown > GROWTH))
 

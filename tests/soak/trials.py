@@ -86,7 +86,8 @@ class Child:
 
     def end(self):
         """Return (exit code or -signal, messages); AssertionError where the child hangs."""
-        said, until = b"", time.monotonic() + PATIENCE
+        said = b""
+        until = time.monotonic() + PATIENCE
         while part := self.read(65536, until - time.monotonic()):
             said += part
         os.close(self.reading)
@@ -202,7 +203,10 @@ def kills(rng):
             counts["kill -9"] += 1
             code, said = job.end()
             assert code == -signal.SIGKILL, said
-            start = files.load_checkpoint(path, 150, 120, case.reg) if path.exists() else None
+            if path.exists():
+                start = files.load_checkpoint(path, 150, 120, case.reg)
+            else:
+                start = None
             with warnings.catch_warnings():
                 warnings.simplefilter("error", RuntimeWarning)
                 assert case.solve(warm_start=start, checkpoint=path).converged
@@ -236,7 +240,8 @@ def disks(rng):
     """A disk that fills up gives an error or a warning, keeps the old file, and leaves no partial file."""
     case = clouds(60, 50, seed=int(rng.integers(1 << 30)))
     with tempfile.TemporaryDirectory() as folder:
-        path, limit = Path(folder) / "out.npz", int(rng.integers(0, 20_000))
+        path = Path(folder) / "out.npz"
+        limit = int(rng.integers(0, 20_000))
         files.write(path, {"x": np.arange(4.0)})
         files.Checkpoint(Path(folder) / "state.npz").save("b", np.ones(50), 1.0, 1)
 
@@ -292,16 +297,19 @@ ENDS = {"raise": "told MemoryError rank 1: no memory", "interrupt": "KeyboardInt
 def rank_ends(end, when, *runner, seconds=RANKS_END):
     """If a rank ends in the middle of a solve, all ranks end soon after it, and say why."""
     with tempfile.TemporaryDirectory() as folder:
-        program, output = Path(folder) / "program.py", Path(folder) / "output"
+        program = Path(folder) / "program.py"
+        output = Path(folder) / "output"
         program.write_text(RANK)
         command = [*launcher(), "-n", "3", sys.executable, *runner, program, end, str(when)]
         with output.open("w") as file:
             job = subprocess.Popen(command, stdout=file, stderr=file, env=environment(), start_new_session=True)
-        until, died = time.monotonic() + PATIENCE, False
+        until = time.monotonic() + PATIENCE
+        died = False
         while job.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
             if not died and "dying" in output.read_text():
-                until, died = time.monotonic() + seconds, True
+                until = time.monotonic() + seconds
+                died = True
         said = output.read_text()
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)

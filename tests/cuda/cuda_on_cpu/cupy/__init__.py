@@ -97,12 +97,18 @@ class ndarray(np.ndarray):  # noqa: N801
         if method == "reduce" and ufunc.identity is None and 0 in inputs[0].shape:
             raise ValueError(f"zero-size array to reduction operation {ufunc.__name__}")
         found = getattr(ufunc, method)(*plain(inputs), **plain(options))
-        return out[0] if out else found.view(ndarray) if isinstance(found, np.ndarray) else found
+        if out:
+            return out[0]
+        if isinstance(found, np.ndarray):
+            return found.view(ndarray)
+        return found
 
     def __array_function__(self, function, kinds, args, options):
         refuse_host(args)
         found = function(*plain(args), **plain(options))
-        return found.view(ndarray) if isinstance(found, np.ndarray) else found
+        if isinstance(found, np.ndarray):
+            return found.view(ndarray)
+        return found
 
 
 def plain(x):
@@ -111,7 +117,9 @@ def plain(x):
         return type(x)(map(plain, x))
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
-    return x.view(np.ndarray) if isinstance(x, ndarray) else x
+    if isinstance(x, ndarray):
+        return x.view(np.ndarray)
+    return x
 
 
 def refuse_host(arrays):
@@ -127,14 +135,17 @@ def __getattr__(name):
 
     def call(*args, **options):
         out = value(*args, **options)
-        return out.view(ndarray) if isinstance(out, np.ndarray) else out
+        if isinstance(out, np.ndarray):
+            return out.view(ndarray)
+        return out
 
     return call
 
 
 def empty(shape, dtype=np.float64):
     """Return memory aligned as on a device, and not zeroed."""
-    dtype, size = np.dtype(dtype), int(np.prod(shape))
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape))
     buffer = np.full(size * dtype.itemsize + 256, 0xA5, np.uint8)
     for pool in MemoryPool.used:
         pool.count(buffer, size * dtype.itemsize)
@@ -158,7 +169,10 @@ def asarray(x, dtype=None, order=None):
     if type(x).__module__ == "jax.experimental.buffer_callback":  # it stands for memory of the device
         return np.asarray(x).view(ndarray)
     x = np.asarray(x, dtype, order)
-    out = empty(x.shape, x.dtype) if x.flags.c_contiguous else np.empty_like(x).view(ndarray)
+    if x.flags.c_contiguous:
+        out = empty(x.shape, x.dtype)
+    else:
+        out = np.empty_like(x).view(ndarray)
     out[...] = x
     return out
 
@@ -195,7 +209,8 @@ class MemoryPool:
 
 @contextlib.contextmanager
 def using_allocator(malloc):
-    before, MemoryPool.used = MemoryPool.used, (malloc.__self__,)
+    before = MemoryPool.used
+    MemoryPool.used = (malloc.__self__,)
     yield
     MemoryPool.used = before
 
@@ -207,7 +222,8 @@ def operands(statement):
     """Return the expressions in the parentheses after the constraints of an asm statement."""
     found = []
     for match in re.finditer(r'"[=+]?\w"\(', statement):
-        end, depth = match.end(), 1
+        end = match.end()
+        depth = 1
         while depth:
             depth += {"(": 1, ")": -1}.get(statement[end], 0)
             end += 1
@@ -258,7 +274,8 @@ class RawModule:
         if not path.exists():
             CACHE.mkdir(mode=0o700, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-                source, built = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+                source = Path(folder, "kernel.cpp")
+                built = Path(folder, "kernel.so")
                 source.write_text(text)
                 flags = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden"]
                 subprocess.run(["g++", *flags, *defines, f"-I{HEADER.parent}", "-o", built, source], check=True)
@@ -362,7 +379,10 @@ def get_default_memory_pool():
 
 
 cuda = types.ModuleType("cupy.cuda")
-cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
+cuda.Device = Device
+cuda.Stream = Stream
+cuda.get_current_stream = Stream
+cuda.is_available = lambda: True
 cuda.driver = types.SimpleNamespace(launchKernel=launch_kernel, launchCooperativeKernel=launch_kernel)
 cuda.nccl, cuda.alloc_pinned_memory = nccl, bytearray
 cuda.Event = lambda disable_timing: types.SimpleNamespace(ptr=0, synchronize=lambda: None)
