@@ -108,7 +108,6 @@ class Backend:
     skips_from = 0  # pairs of a cloud from which "auto" skips some; the limit of the cloud itself holds, too
     least_box = 1  # least number of points of a box, where pairs of points are skipped (backends/boxes.py)
     most_factored = 0  # points of the smaller side of problems that factored Newton steps solve (ascend/factored.py)
-    factors_all_penalties = False  # such steps know all penalties; False: KL and hard sides
     few_passes = 0  # passes at each reg between hard sides before such steps; 0: as many as the size tells
     few_products = 0  # products of Newton's step before such steps; 0: as many as passes
     quick_entries = 0  # a K with up to this many entries makes `quick_passes` passes before any is timed

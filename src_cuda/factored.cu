@@ -1,5 +1,5 @@
 // Newton's steps with a factor, for the problems of a batch: plans that meet their rows, the equations of a step, and
-// the numbers that judge both. Twin of mapuot/backends/cpu/factored.py; the formulas are in mapuot/backends/factored.py.
+// the numbers that judge both. Twin of mapuot/backends/array_plans.py; the formulas are in mapuot/backends/factored.py.
 #include "common.cuh"
 
 #define THREADS 256
@@ -44,7 +44,7 @@ FN double moved(const Factored &F, int64_t at, double length) {
     return length > 0 ? F.log_v[at] + length * F.y[at] : F.log_v[at];
 }
 
-// See LogarithmicMargin.lift in backends/cpu/margins.py; mass: 1 where the mass of the plan changes with the side
+// See LogarithmicMargin.lift in backends/margins.py; mass: 1 where the mass of the plan changes with the side
 FN double gain_of(double marginal, double k, double change, double mass) {
     return marginal * (k > 0 ? -expm1(-k * change) * (1 / k + mass) : change);
 }

@@ -105,9 +105,11 @@ def plans_of(threads: int | None, costs: Any, log_c: Any, sides: Any, log_u: Any
         from ..backends.cpu.factored import HostPlans  # noqa: PLC0415 - loads the C core
 
         return HostPlans(costs, log_c, sides, log_u, log_v, threads or default_threads(costs.size))
-    from ..backends.cuda.factored import DevicePlans  # noqa: PLC0415 - needs CuPy
+    from ..backends.cuda.factored import DeviceArrayPlans, DevicePlans  # noqa: PLC0415 - needs CuPy
 
-    return DevicePlans(costs, log_c, sides, log_u, log_v)
+    if all(side.penalty in ("kl", "balanced") for side in sides):
+        return DevicePlans(costs, log_c, sides, log_u, log_v)
+    return DeviceArrayPlans(costs, log_c, sides, log_u, log_v)
 
 
 def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:

@@ -212,7 +212,7 @@ def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
     if not is_possible or min(problem.shape) > backend.most_factored:
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):
-        return backend.factors_all_penalties
+        return True
     return max(problem.rows.rho_range[1], problem.cols.rho_range[1]) >= STIFF * problem.reg
 
 

@@ -9,13 +9,13 @@ of points that hardly exchange mass give S eigenvalues below its rounding: a lar
 groups and changes nothing within them. A line search on the dual value halves the step, or doubles one between groups.
 
 With other penalties the prox of the rows has a slope fi of its own, and q may jump where log v is at a kink
-(cpu/margins.py): a column stays at its kink while s is among the optimal marginals there.
+(margins.py): a column stays at its kink while s is among the optimal marginals there.
 
 A start far away is left for a path of regs, each half of the one before: two steps at each are usual. The path begins
 at the least reg where passes have come near, or at a large one. Steps certify nothing; the pass that follows does
 (newton.c).
 
-This module decides; a `FactoredPlans` computes, for the problems of a batch at once (cpu/factored.py,
+This module decides; a `FactoredPlans` computes, for the problems of a batch at once (array_plans.py, cpu/factored.py,
 cuda/factored.py). Numbers of each problem (misses, lengths of steps, shifts) are on the host.
 """
 

@@ -10,7 +10,7 @@ import mapuot
 from mapuot.arrays import host
 from mapuot.backends import factored
 from mapuot.backends.cpu.factored import HostPlans
-from mapuot.backends.cuda.factored import DevicePlans
+from mapuot.backends.cuda.factored import DeviceArrayPlans, DevicePlans
 
 pytestmark = pytest.mark.gpu
 
@@ -77,6 +77,53 @@ def test_steps_are_those_of_the_host(p, m, n, rho, forbidden):
         plans.append(np.exp(logs[0][:, :, None] + logs[1][:, None] - costs))
     assert plans[0].sum() > 0.1
     np.testing.assert_allclose(*plans, atol=1e-9)  # groups that exchange no mass may shift
+
+
+@pytest.mark.parametrize(
+    ("names", "reg_m"),
+    [
+        (("range", "range"), (0.3, 0.3)),
+        (("balanced", "range"), (np.inf, 1e-6)),
+        (("tv", "tv"), (0.2, 0.2)),
+        (("tv", "range"), (1.0, 0.1)),
+        (("balanced", "l2"), (np.inf, 50.0)),
+        (("l2", "kl"), (20.0, 1.0)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_steps_for_other_penalties(names, reg_m):
+    p, m, n = 2, 14, 12
+    costs, log_c, sides, *start = posed(p, m, n, (1.0, 1.0), False)
+    given = []
+    for name, rho, side in zip(names, reg_m, sides, strict=True):
+        weight = side.weight
+        if name == "range":
+            given.append(factored.Margin(name, weight, 0 * weight, max(0.0, 1 - rho) * weight, (1 + rho) * weight))
+        else:
+            given.append(factored.Margin(name, weight, 1e-3 / rho + 0 * weight))
+    here = HostPlans(costs, log_c, tuple(given), *start)
+    log_there, start_there = (tuple(map(cp.asarray, x)) for x in (log_c, start))
+    sides_there = [factored.Margin(x.penalty, *(None if y is None else cp.asarray(y) for y in x[1:])) for x in given]
+    there = DeviceArrayPlans(cp.asarray(costs), log_there, tuple(sides_there), *start_there)
+    allowed = np.full(p, 1e-10)
+    spread = float(np.ptp(costs))
+    assert factored.improve(there, allowed, [], spread) <= 1.5 * factored.improve(here, allowed, [], spread)
+    plans = []
+    for log_u, log_v in (here.best, [x.get() for x in there.best]):
+        logs = log_u + log_c[0], log_v + log_c[1]
+        plans.append(np.exp(logs[0][:, :, None] + logs[1][:, None] - costs))
+    assert plans[0].sum() > 0.1
+    np.testing.assert_allclose(*plans, atol=1e-9)
+
+
+def test_penalties_with_kinks_converge_on_the_device():
+    costs, *_ = posed(1, 14, 12, (1.0, 1.0), False)
+    for penalty, reg_m in ((("balanced", "range"), (np.inf, 1e-6)), ("tv", 0.2 / 1e-3), ("l2", 20 / 1e-3)):
+        known = {"reg": 1.0, "reg_m": reg_m, "penalty": penalty}
+        found = mapuot.solve(cp.asarray(costs[0]), **known)
+        exact = mapuot.solve(costs[0], tol=1e-9, **known)
+        assert found.converged
+        assert np.abs(host(found.plan) - exact.plan).sum() <= (found.error_bound + exact.error_bound) * exact.mass
 
 
 def test_a_balanced_batch_of_clusters_is_certified_on_the_device():

@@ -22,7 +22,6 @@ class HostBackend(HostArrays):
     skips_with_one_potential = True
     least_box = 16  # vectors are padded to 16 columns; a tile has 8 rows
     most_factored = 8192  # points: a factor of that size takes 2 GB and 30 s (one core)
-    factors_all_penalties = True
     quick_entries = 1 << 20  # a pass over so many entries takes 1 ms
     quick_passes = 16
 

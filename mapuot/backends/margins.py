@@ -8,8 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from ...penalties import F64
-from ..factored import Margin
+from .factored import Margin
+
+OMEGA_STEPS = 3  # of Halley's method
+LEAST_OMEGA = -36.0  # below it e^z is the solution
+MOST_OMEGA = 1e15  # above it z - log z is
+
+
+def wright_omega(z: Any) -> Any:
+    """Solve w + log w = z; twin: src_c/common/penalty.h."""
+    high = np.maximum(z, 1.0)
+    from_above = high - np.log(high)
+    z_used = np.clip(z, LEAST_OMEGA, MOST_OMEGA)
+    from_below = np.exp(np.where(z < -1.0, z_used, 0.5 * np.minimum(z_used, 1.0) - 0.5))
+    w = np.where(z > 1.0, np.minimum(from_above, MOST_OMEGA), from_below)
+    for _ in range(OMEGA_STEPS):
+        left = z_used - w - np.log(w)
+        most = 2.0 * (1.0 + w) * (1.0 + w + 2.0 * left / 3.0)
+        w = w * (1.0 + left / (1.0 + w) * (most - left) / (most - 2.0 * left))
+    w = np.where(z > MOST_OMEGA, from_above, w)
+    return np.where(z < LEAST_OMEGA, np.exp(np.minimum(z, 0.0)), w)
 
 
 class LogarithmicMargin:
@@ -25,78 +43,76 @@ class LogarithmicMargin:
     def of(self, places: Any) -> "LogarithmicMargin":
         """Return the margin of some problems."""
         part: LogarithmicMargin = object.__new__(type(self))
-        vars(part).update({name: x[places] if isinstance(x, np.ndarray) else x for name, x in vars(self).items()})
+        vars(part).update({name: x[places] if np.ndim(x) else x for name, x in vars(self).items() if name != "given"})
         penalty, *arrays = self.given
         part.given = Margin(penalty, *(x if x is None else x[places] for x in arrays))
         return part
 
-    def change(self, log_x: F64, log_sum: F64) -> F64:
+    def change(self, log_x: Any, log_sum: Any) -> Any:
         """Return by how much log x must grow to be the prox; ``log_sum``: logarithm of the marginal at log x."""
-        return np.asarray((np.log(self.given.weight) - self.k * log_x - log_sum) / (1.0 + self.k))
+        return (np.log(self.given.weight) - self.k * log_x - log_sum) / (1.0 + self.k)
 
-    def fall(self, log_x: F64, marginal: F64) -> F64:
+    def fall(self, log_x: Any, marginal: Any) -> Any:
         """Return -d prox / d log sum, from 0 to 1."""
-        return np.asarray(1.0 / (1.0 + self.k))
+        return 1.0 / (1.0 + self.k)
 
-    def asked(self, log_x: F64, marginal: F64) -> F64:
+    def asked(self, log_x: Any, marginal: Any) -> Any:
         """Return the optimal marginal at log x; at a kink, of all the nearest one."""
         weight = self.given.weight
         return np.where(weight > 0, weight * np.exp(-self.k * log_x), 0.0)
 
-    def steepness(self, log_x: F64, asked: F64) -> F64:
+    def steepness(self, log_x: Any, asked: Any) -> Any:
         """Return -d asked / d log x."""
-        return np.asarray(self.k * asked)
+        return self.k * asked
 
-    def lift(self, log_x: F64, change: F64, asked: F64) -> F64:
+    def lift(self, log_x: Any, change: Any, asked: Any) -> Any:
         """Return what each point adds to the dual value; ``asked``: at log x."""
         soft = self.k > 0
-        return np.asarray(asked * np.where(soft, -np.expm1(-self.k * change) / np.where(soft, self.k, 1.0), change))
+        return asked * np.where(soft, -np.expm1(-self.k * change) / np.where(soft, self.k, 1.0), change)
 
-    def growth(self, before: F64, after: F64, change: F64) -> F64:
+    def growth(self, before: Any, after: Any, change: Any) -> Any:
         """Return the growth of marginals that are asked for, before and after a change of log x."""
-        return np.asarray(before * np.expm1(-self.k * change))
+        return before * np.expm1(-self.k * change)
 
-    def bounded(self, log_x: F64, moved: F64, marginal: F64) -> F64:
+    def bounded(self, log_x: Any, moved: Any, marginal: Any) -> Any:
         """Return ``moved``, stopped at the first kink or bound on the way from log x, where the marginal is given."""
         return moved
 
-    def stays(self, log_x: F64, marginal: F64) -> Any:
+    def stays(self, log_x: Any, marginal: Any) -> Any:
         """Return the points at a kink or bound that their marginals do not move from it."""
-        return np.zeros(log_x.shape, bool)
+        return np.zeros_like(log_x, dtype=bool)
 
-    def nears(self, log_x: F64, gradient: F64, reach: F64) -> Any:
+    def nears(self, log_x: Any, gradient: Any, reach: Any) -> Any:
         """Return the points that the gradient moves to a kink or bound no farther than ``reach``."""
-        return np.zeros(log_x.shape, bool)
+        return np.zeros_like(log_x, dtype=bool)
 
 
 class SquaresMargin(LogarithmicMargin):
     """Squares, q = max(t - k log x, 0)."""
 
-    def change(self, log_x: F64, log_sum: F64) -> F64:
-        from scipy.special import wrightomega  # noqa: PLC0415 - on first use
-
+    def change(self, log_x: Any, log_sum: Any) -> Any:
         x = log_sum - log_x - np.log(self.k)
         most = self.given.weight / self.k
-        omega = np.real(wrightomega(x + most))
-        return np.asarray(np.where(most < np.abs(x), most - omega, np.log(omega) - x) - log_x)
+        omega = wright_omega(x + most)
+        return np.where(most < np.abs(x), most - omega, np.log(omega) - x) - log_x
 
-    def fall(self, log_x: F64, marginal: F64) -> F64:
-        return np.asarray(marginal / (marginal + self.k))
+    def fall(self, log_x: Any, marginal: Any) -> Any:
+        return marginal / (marginal + self.k)
 
-    def asked(self, log_x: F64, marginal: F64) -> F64:
+    def asked(self, log_x: Any, marginal: Any) -> Any:
         return np.maximum(self.given.weight - self.k * np.where(np.isfinite(log_x), log_x, 0.0), 0.0)
 
-    def steepness(self, log_x: F64, asked: F64) -> F64:
+    def steepness(self, log_x: Any, asked: Any) -> Any:
         return np.where(asked > 0, self.k, 0.0)
 
-    def lift(self, log_x: F64, change: F64, asked: F64) -> F64:
+    def lift(self, log_x: Any, change: Any, asked: Any) -> Any:
         weight = self.given.weight
         most = weight / self.k
         before = np.minimum(np.where(np.isfinite(log_x), log_x, 0.0), most)
         after = np.minimum(before + change, most)
-        return np.asarray((after - before) * (weight - 0.5 * self.k * (after + before)))
+        return (after - before) * (weight - 0.5 * self.k * (after + before))
 
-    def growth(self, before: F64, after: F64, change: F64) -> F64:
+    def growth(self, before: Any, after: Any, change: Any) -> Any:
         return after - before
 
 
@@ -107,74 +123,74 @@ class TotalVariationMargin(LogarithmicMargin):
         super().at(level)
         self.bound = 1.0 / self.k
 
-    def change(self, log_x: F64, log_sum: F64) -> F64:
+    def change(self, log_x: Any, log_sum: Any) -> Any:
         return np.clip(log_x + (np.log(self.given.weight) - log_sum), -self.bound, self.bound) - log_x
 
-    def fall(self, log_x: F64, marginal: F64) -> F64:
+    def fall(self, log_x: Any, marginal: Any) -> Any:
         return np.where(np.abs(log_x) < self.bound, 1.0, 0.0)
 
-    def asked(self, log_x: F64, marginal: F64) -> F64:
+    def asked(self, log_x: Any, marginal: Any) -> Any:
         weight = self.given.weight
         low = np.where(log_x >= self.bound, 0.0, weight)
         return np.clip(marginal, low, np.where(log_x <= -self.bound, np.inf, weight))
 
-    def steepness(self, log_x: F64, asked: F64) -> F64:
-        return np.zeros(log_x.shape)
+    def steepness(self, log_x: Any, asked: Any) -> Any:
+        return np.zeros_like(log_x)
 
-    def lift(self, log_x: F64, change: F64, asked: F64) -> F64:
+    def lift(self, log_x: Any, change: Any, asked: Any) -> Any:
         return self.given.weight * change
 
-    def growth(self, before: F64, after: F64, change: F64) -> F64:
+    def growth(self, before: Any, after: Any, change: Any) -> Any:
         return after - before
 
-    def bounded(self, log_x: F64, moved: F64, marginal: F64) -> F64:
+    def bounded(self, log_x: Any, moved: Any, marginal: Any) -> Any:
         return np.where(np.isfinite(moved), np.clip(moved, -self.bound, self.bound), moved)
 
-    def stays(self, log_x: F64, marginal: F64) -> Any:
+    def stays(self, log_x: Any, marginal: Any) -> Any:
         weight = self.given.weight
         return ((log_x >= self.bound) & (marginal <= weight)) | ((log_x <= -self.bound) & (marginal >= weight))
 
-    def nears(self, log_x: F64, gradient: F64, reach: F64) -> Any:
+    def nears(self, log_x: Any, gradient: Any, reach: Any) -> Any:
         return self.bound - np.copysign(1.0, gradient) * log_x <= np.where(gradient != 0, reach, -1.0)
 
 
 class RangeMargin(LogarithmicMargin):
     """A range: q is its upper end where log x < 0, its lower end where log x > 0, all of it at the kink 0."""
 
-    def change(self, log_x: F64, log_sum: F64) -> F64:
+    def change(self, log_x: Any, log_sum: Any) -> Any:
         _, _, _, low, high = self.given
         return np.clip(0.0, log_x + (np.log(low) - log_sum), log_x + (np.log(high) - log_sum)) - log_x
 
-    def fall(self, log_x: F64, marginal: F64) -> F64:
+    def fall(self, log_x: Any, marginal: Any) -> Any:
         return np.where(log_x == 0.0, 0.0, 1.0)
 
-    def asked(self, log_x: F64, marginal: F64) -> F64:
+    def asked(self, log_x: Any, marginal: Any) -> Any:
         _, _, _, low, high = self.given
         return np.clip(marginal, np.where(log_x < 0, high, low), np.where(log_x > 0, low, high))
 
-    def steepness(self, log_x: F64, asked: F64) -> F64:
-        return np.zeros(log_x.shape)
+    def steepness(self, log_x: Any, asked: Any) -> Any:
+        return np.zeros_like(log_x)
 
-    def lift(self, log_x: F64, change: F64, asked: F64) -> F64:
+    def lift(self, log_x: Any, change: Any, asked: Any) -> Any:
         _, _, _, low, high = self.given
         before = np.where(np.isfinite(log_x), log_x, 0.0)
         after = before + change
         up = np.maximum(after, 0.0) - np.maximum(before, 0.0)
-        return np.asarray(low * up + high * (change - up))
+        return low * up + high * (change - up)
 
-    def growth(self, before: F64, after: F64, change: F64) -> F64:
+    def growth(self, before: Any, after: Any, change: Any) -> Any:
         return after - before
 
-    def bounded(self, log_x: F64, moved: F64, marginal: F64) -> F64:
+    def bounded(self, log_x: Any, moved: Any, marginal: Any) -> Any:
         _, _, _, low, high = self.given
         leaves = np.where(moved > 0, marginal < low, marginal > high)
         return np.where(log_x == 0, np.where(leaves, moved, 0.0), np.where(log_x * moved < 0, 0.0, moved))
 
-    def stays(self, log_x: F64, marginal: F64) -> Any:
+    def stays(self, log_x: Any, marginal: Any) -> Any:
         _, _, _, low, high = self.given
         return (log_x == 0.0) & (marginal >= low) & (marginal <= high)
 
-    def nears(self, log_x: F64, gradient: F64, reach: F64) -> Any:
+    def nears(self, log_x: Any, gradient: Any, reach: Any) -> Any:
         return (abs(log_x) <= reach) & (log_x * np.sign(gradient) < 0)
 
 
