@@ -50,29 +50,30 @@ def numbers(tables: Any, instead: float) -> Any:
     return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
 
 
-def far_potentials(problem: Problem, potentials: Any) -> Any:
-    """Return log u and log v for costs so far above reg_m that the plan has no mass in float64.
+def far_potentials(problem: Problem, potentials: Any, backend: Backend) -> tuple[Any, Any] | None:
+    """Return log u and log v for costs so far above reg_m that the plan has no mass in float64; None for other costs.
 
     Passes stop at such a plan before both sides have paid their part of the costs. A side pays at most rho (TV) or rho
     t_i (L2) for each point. KL sides and reg share the remaining least cost in proportion to rho and reg. The dual
     value is then the value of the plan 0, up to a share exp(-FAR_COSTS).
     """
     sides = problem.sides
-    if any(side.demands for side in sides):
-        return potentials
+    if problem.ranks.size > 1 or any(side.demands for side in sides):
+        return None
     rhos = [host(side.rho) for side in sides]
     is_kl = [side.penalty == "kl" for side in sides]
     most = [rho if side.penalty == "tv" else rho * host(side.weight) for side, rho in zip(sides, rhos, strict=True)]
-    rest = problem.M_min - sum(float(x.max()) for x, kl in zip(most, is_kl, strict=True) if not kl)
+    least = problem.cost.range(backend)[0]  # M_min of a problem of a batch may be that of all
+    rest = least - sum(float(x.max()) for x, kl in zip(most, is_kl, strict=True) if not kl)
     level = rest / (problem.reg + sum(float(rho.max()) for rho, kl in zip(rhos, is_kl, strict=True) if kl))
     if not level > FAR_COSTS:
-        return potentials
+        return None
     paid = [level * rho if kl else x for x, rho, kl in zip(most, rhos, is_kl, strict=True)]
     found = []
     for log, f in zip(potentials, paid, strict=True):
         xp = namespace(log)
         found.append(xp.where(log == -np.inf, log, xp.asarray(f / problem.reg)))
-    return tuple(found)
+    return found[0], found[1]
 
 
 def with_constant(x: Any, constant: float) -> Any:
@@ -266,6 +267,7 @@ class Result(CertifiedAnswer, Answer):
     """
 
     problem: Problem
+    _vanishes = False  # whether the plan has no mass in float64, and its value is known
     skipped: SortedPoints | None = None  # the skipped pairs, with the order of the points
     sharpness = cached_property(sharpness.sharpness)
     unregularised_bounds = unregularised.unregularised_bounds
@@ -282,8 +284,9 @@ class Result(CertifiedAnswer, Answer):
         failed = status in FAILED
         if failed:
             potentials = numbers(potentials, -np.inf)
-        if status == "underflow":
-            potentials = far_potentials(problem, potentials)
+        if status == "underflow" and (far := far_potentials(problem, potentials, backend)):
+            potentials = far
+            self._vanishes = True
         self._logs = problem.project(*potentials)  # rounding of large sums may move potentials out of the dual's domain
         self._marginals = marginals
         if failed and problem.ranks.size > 1:
@@ -357,7 +360,7 @@ class Result(CertifiedAnswer, Answer):
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            if self.skipped:
+            if self.skipped and not self._vanishes:
                 hidden = p.reg * self.skipped.hidden
             else:
                 hidden = 0.0
@@ -368,12 +371,6 @@ class Result(CertifiedAnswer, Answer):
         if np.isnan(value):
             return last
         return max(last, float(value))
-
-    @property
-    def _vanishes(self) -> bool:
-        """Whether the plan has no mass in float64 and needs none: its value is known, though not the plan."""
-        p = self.problem
-        return self.status == "underflow" and p.ranks.size == 1 and not (p.rows.demands or p.cols.demands)
 
     @property
     def gap(self) -> float:

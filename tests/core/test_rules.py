@@ -491,6 +491,15 @@ def test_guard_drops_steps_that_lower_the_dual_value():
     assert judge.settle(1.4 * (1 - 1e-11), 1.0)
 
 
+def test_a_coarse_correction_is_guarded_like_a_step():
+    """Without Anderson's steps, too, a pass after a correction must not lower the dual value; a plain pass may."""
+    for coarse in (0, 1):
+        p, out = progress(coarse=coarse), record("stats", mass=1.0, dual=2.0)
+        assert not rule("settle", limits(anderson_depth=0), p, out)
+        out["dual"] = 1.0
+        assert rule("settle", limits(anderson_depth=0), p, out) == coarse
+
+
 def test_guard_compares_with_the_best():
     """A fall in many small steps counts as a fall."""
     judge = Judge(tol=1e-6, anderson_depth=5)
