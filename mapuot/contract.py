@@ -19,15 +19,6 @@ ANDERSON_DEPTHS = (5, 20)  # Anderson differences where their cost matters besid
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 
-def anderson_depth_of(most: int, m: int, itemsize: int) -> int:
-    """Choose the depth of Anderson's step for a K of m rows.
-
-    d differences move 16 d bytes a column, at most a tenth of the bytes of K.
-    """
-    least, deepest = ANDERSON_DEPTHS
-    return min(most, max(least, min(deepest, m * itemsize // 160)))
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of a workspace."""

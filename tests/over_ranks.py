@@ -89,8 +89,8 @@ class Job:
     def check(self, case, split="even", within=1e-12, passes=1, form=None, **options):
         """Return the Result over all ranks, and check each of its members against one process.
 
-        Equal steps need an equal Anderson depth (anderson_depth_of in mapuot/contract.py): on a GPU up to 119 rows,
-        or up to 512 columns.
+        Equal steps need an equal Anderson depth (anderson_depth_of in mapuot/backends/workspace.py): on a GPU up to 119
+        rows, or up to 512 columns.
         """
         with self.rows_stay():
             result = self.solve(case, split, form, **options)

@@ -17,7 +17,8 @@ import numpy as np
 from ..backends import Options, Stats, load
 from ..backends.kernel import StaleError, largest_of
 from ..backends.rules import Judge, plan_error
-from ..contract import LEAST_MASS, Backend, anderson_depth_of
+from ..backends.workspace import anderson_depth_of
+from ..contract import LEAST_MASS, Backend
 from ..outcome import after_last_change, after_late_certificate
 from ..penalties import F64
 

@@ -118,7 +118,7 @@ class Coarse:
 
     def some(self, count: int) -> list[Stats]:
         """Make passes up to the next check: the guard may then have ended the correction, or a matrix may be due."""
-        was_on = self.workspace.correcting
+        was_on = self.corrected and self.workspace.correcting
         if self.passes >= self.due:
             stats = self.renewed(count)
             if stats:

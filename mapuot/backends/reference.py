@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .. import penalties
-from ..contract import LEAST_MASS, Backend, Options, Stats, anderson_depth_of
+from ..contract import LEAST_MASS, Backend, Options, Stats
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import EXPONENT_ROUNDING, Problem
@@ -22,6 +22,7 @@ from . import load
 from .coarse import Coarse, Labels
 from .newton import ColumnsNewton
 from .operator import Operator, parts_of
+from .workspace import anderson_depth_of
 
 STALL_PASSES = 250
 MOST_DROPPED = 2  # a solve by one potential has stalled after this many dropped steps

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import any_of, formula, host, largest, median, namespace
-from ..contract import Options, Stats
+from ..contract import ANDERSON_DEPTHS, Options, Stats
 from ..outcome import request_kernel
 from ..penalties import F64
 from ..problem.problem import Idle, Problem
@@ -30,6 +30,15 @@ LARGEST_LOG = 85.0  # a kernel clips v at e^85
 ROUNDING_PART = 0.1  # share of tol; if exponents round by more, look for idle points
 BEYOND = 2.0**40  # nats, which round by 1e-3: K leaves out idle points with a larger alpha or beta
 FAR_LOG = 100.0  # for a larger |log v| a common shift is kept out of v, and K absorbs the rest
+
+
+def anderson_depth_of(most: int, m: int, itemsize: int) -> int:
+    """Choose the depth of Anderson's step for a K of m rows.
+
+    d differences move 16 d bytes a column, at most a tenth of the bytes of K.
+    """
+    least, deepest = ANDERSON_DEPTHS
+    return min(most, max(least, min(deepest, m * itemsize // 160)))
 
 
 def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64, float]:
@@ -90,6 +99,10 @@ class Workspace:
     Potentials are float64 vectors, on the host or a device, in POT's convention.
     """
 
+    problem: Problem
+    options: Options
+    dtype: str  # storage of K
+    truncation: Truncation | None  # the state of the skipped pairs, owned by the driver
     coarse: Coarse  # the coarse correction of its passes (coarse.py)
     progress: Any  # mapuot_progress
     operator: Any  # the backend's `Operator`, which holds K
@@ -102,11 +115,6 @@ class Workspace:
     idle: Idle | None = None  # points without influence: the rounding of their exponents is ignored
     refuted = False  # did a point that was thought idle have influence?
     narrow_pass = compared = False  # did the last pass use float32; did the last pass with a compared error?
-
-    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
-        """Set up without K, which `absorb` builds; ``skip``: state of the skipped pairs, owned by the driver."""
-        self.problem, self.options, self.dtype = problem, options, options.precision
-        self.truncation = skip
 
     @property
     def reads(self) -> str:
@@ -240,7 +248,9 @@ class Workspace:
     def next_log_v(self) -> F64:
         """Return log v at the start of a next pass, in POT's order (u_k, v_k)."""
         with np.errstate(invalid="ignore"):  # a start may have overflowed
-            return self.limited(self.shifted_log_v() - self.progress_of("shift"), 1)
+            log_v = self.shifted_log_v() - self.progress_of("shift")
+        found: F64 = for_users(log_v, self.problem.left_out[1], self.dead[1])
+        return found
 
     def iterate(self, count: int) -> list[Stats]:
         """Make at most ``count`` passes; stop after a pass with a status other than "running".
@@ -313,11 +323,6 @@ class Workspace:
             total += side.ranks.sum(side.dead_terms(dead) if is_some else 0.0)
             scale += side.dual_scale
         return total, scale
-
-    def limited(self, log_x: F64, side: int) -> F64:
-        """Return the log scalings of rows (0) or columns (1) for users: -inf where left out, +inf where dead."""
-        found: F64 = for_users(log_x, self.problem.left_out[side], self.dead[side])
-        return found
 
     def newton(self) -> Any:
         """Return Newton's steps (newton.py), which certify plans that miss hard marginals; None if passes meet all."""

@@ -252,11 +252,13 @@ class Dense(Cost):
     kind = "an array"
     scalable = True
     array: Any = None  # set for each object
+    size = 0  # likewise
     rounding: Any = 0.0  # of its entries, beyond the rounding of the costs that they stand for
 
     def __init__(self, array: Any) -> None:
         self.array = array
         self.shape = array.shape[-2:]
+        self.size = array.shape[-2] * array.shape[-1]
         self.dtype = array.dtype
 
     def read(self, i0: int, i1: int) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
-from ...contract import SECONDS_A_CALL, SMALL_ENTRIES, BatchEngine, Options, anderson_depth_of
+from ...contract import SECONDS_A_CALL, SMALL_ENTRIES, BatchEngine, Options
 from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ...problem.side import Side, largest_log
@@ -22,7 +22,7 @@ from ..limits import fill
 from ..records import STATS, STATUS, put
 from ..rules import START
 from ..settings import CALLS
-from ..workspace import STORAGE
+from ..workspace import STORAGE, anderson_depth_of
 from . import native
 from .native import check, empty, matrix, padded, pointer, zeros
 from .workspace import SAFE_SPREAD, SCALES

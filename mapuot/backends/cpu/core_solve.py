@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._core import ffi, lib
-from ...contract import Options, anderson_depth_of
+from ...contract import Options
 from ...penalties import F64
 from ...problem.cost import Dense
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
 from ..factored import STIFF, patience
 from ..records import STATS
-from ..workspace import FAR_LOG, STORAGE
+from ..workspace import FAR_LOG, STORAGE, anderson_depth_of
 from .native import CODES, DTYPES, SERIAL, check, empty, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 

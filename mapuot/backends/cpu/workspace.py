@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...arrays import PAD
-from ...contract import Options, Stats, anderson_depth_of
+from ...contract import Options, Stats
 from ...penalties import F64
 from ...problem.problem import Problem
 from ...problem.side import Side
@@ -23,7 +23,7 @@ from ..limits import fill, limits_of
 from ..records import STATS, put, stats_of
 from ..rules import START
 from ..settings import CALLS
-from ..workspace import STORAGE, Workspace
+from ..workspace import STORAGE, Workspace, for_users, anderson_depth_of
 from . import native
 from .native import check, empty, matrix, padded, pointer
 from .operator import HostOperator
@@ -35,13 +35,6 @@ ROUGH = 0.1  # largest relative residual of the equations of a rough Newton's st
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
 
 
-def names_of(side: Side) -> list[str]:
-    """Name the vectors of one marginal; fi and base serve the quick prox, where one formula holds for all points."""
-    names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
-    names += ["fi", "base"] if side.uniform else []
-    return names + ["upper"] * (side.upper is not None)
-
-
 class HostWorkspace(Workspace):
     """One solve: the two sides, Anderson's history, and the C state that points at them and at an operator's K."""
 
@@ -49,7 +42,7 @@ class HostWorkspace(Workspace):
         self, problem: Problem, options: Options, skip: Truncation | None = None, operator: Any = None
     ) -> None:
         """Choose the storage of K; ``operator``: replaces the operator that has K in memory."""
-        super().__init__(problem, options, skip)
+        self.problem, self.options, self.truncation = problem, options, skip
         m, n = problem.shape
         # made: every pass makes the rows of K, in float32 or, if it is exact, in float64
         self.made = problem.cost.remade or options.precision == "made"
@@ -61,12 +54,8 @@ class HostWorkspace(Workspace):
         self.pool = self.operator.pool
         threads = lib.mapuot_pool_threads(self.pool)
         size = padded(n)
-        row_names = names_of(problem.rows)
-        col_names = names_of(problem.cols)
-        self.sums, self.work, self.history, rows, cols = native.vectors(
-            size + native.SCALARS, 3 * size, lib.mapuot_history(depth, n),
-            len(row_names) * padded(m), len(col_names) * size,
-        )  # fmt: skip
+        lengths = size + native.SCALARS, 3 * size, lib.mapuot_history(depth, n)
+        self.sums, self.work, self.history = native.vectors(*lengths)
         narrow = self.dtype != "float64" and not options.in_place and not pairs
         state = self.state = self.operator.passes(narrow, self.sums)
         self.operator.store(self.dtype, self.made)
@@ -98,8 +87,8 @@ class HostWorkspace(Workspace):
         self.leaps: Any = None  # record of rough Newton's steps, and its workspace
         self.reach = REACH  # nats that the next rough step may move a column
         self.makes_products = not (self.operator.summed or options.in_place)
-        self.row_side = self.side(problem.rows, row_names, m, state.rows, rows)
-        self.col_side = self.side(problem.cols, col_names, size, state.cols, cols)
+        self.row_side = self.open_side(problem.rows, m, state.rows)
+        self.col_side = self.open_side(problem.cols, size, state.cols)
 
     @property
     def reads(self) -> str:
@@ -110,10 +99,10 @@ class HostWorkspace(Workspace):
     def storage(self) -> str:
         """Return the storage of K, which may differ from the storage asked for."""
         problem, kind = self.problem, self.problem.cost.operator
-        if self.dtype == "made":
+        if self.options.precision == "made":
             dtype = "float64"
         else:
-            dtype = self.dtype
+            dtype = self.options.precision
         self.size = None
         if dtype != "float64" and kind == "points":
             self.size = narrow_points.fitting(problem)
@@ -145,15 +134,17 @@ class HostWorkspace(Workspace):
         self.floor = float(self.limits.narrow_floor)
         return points
 
-    def side(self, side: Side, names: list[str], size: int, out: Any, block: F64) -> dict[str, F64]:
-        """Fill the C view of one marginal with vectors in ``block``; ``size``: their length, padded for columns."""
-        stride = padded(size)
+    def open_side(self, side: Side, size: int, out: Any) -> dict[str, F64]:
+        """Allocate the vectors of one marginal, and fill its C view; ``size``: their length, padded for columns."""
+        names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
+        if side.uniform:  # for the quick prox, where one formula holds for all points
+            names += ["fi", "base"]
+        if side.upper is not None:
+            names.append("upper")
         count = len(side.weight)
-        arrays = dict[str, F64]()
-        first = pointer(block)
-        for k, name in enumerate(names):
-            arrays[name] = block[k * stride : k * stride + size]
-            setattr(out, name, first + k * stride)
+        arrays = dict(zip(names, native.vectors(*[size] * len(names)), strict=True))
+        for name, array in arrays.items():
+            setattr(out, name, pointer(array))
         arrays["rho"][:] = 1.0
         arrays["rho"][:count] = side.rho
         if "fi" in arrays:
@@ -351,7 +342,8 @@ class HostWorkspace(Workspace):
         with np.errstate(invalid="ignore"):
             log_u = rows["log_scale"] + rows["absorbed"] + progress.shift + progress.offset
             log_v = self.work[: self.problem.shape[1]] - progress.shift
-        return self.limited(log_u, 0), self.limited(log_v, 1)
+        (out_u, out_v), (dead_u, dead_v) = self.problem.left_out, self.dead
+        return for_users(log_u, out_u, dead_u), for_users(log_v, out_v, dead_v)
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]

@@ -19,9 +19,10 @@ from functools import cache
 from typing import Any
 
 from ...arrays import PAD
-from ...contract import ANDERSON_DEPTHS, anderson_depth_of
+from ...contract import ANDERSON_DEPTHS
 from ...enums import SOURCE
 from .. import records
+from ..workspace import anderson_depth_of
 
 AHEAD = SOURCE.parent / "_ahead"  # binaries in a wheel: src_cuda/ahead.py
 

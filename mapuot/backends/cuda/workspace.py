@@ -21,7 +21,7 @@ from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows
 import cupy as cp
 
 from ...arrays import PAD, formula, host, largest
-from ...contract import ANDERSON_DEPTHS, Options, Stats, anderson_depth_of
+from ...contract import ANDERSON_DEPTHS, Options, Stats
 from ...penalties import F64
 from ...problem.mask import MaskedReference
 from ...problem.problem import Problem
@@ -30,7 +30,7 @@ from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, stats_of
 from ..rules import START
-from ..workspace import LARGEST_LOG, Workspace
+from ..workspace import LARGEST_LOG, Workspace, for_users, anderson_depth_of
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import (
     BLOCKS,
@@ -178,7 +178,8 @@ class DeviceWorkspace(Workspace):
         self, problem: Problem, options: Options, skip: Truncation | None = None, beside: Iterable[Job] = ()
     ) -> None:  # fmt: skip
         """``beside``: further kernels of the caller, compiled in parallel."""
-        super().__init__(problem, options, skip)
+        self.problem, self.options, self.truncation = problem, options, skip
+        self.dtype = options.precision
         begin(beside)
         self.safe_spread = SAFE_SPREAD
         # reading K is faster than making it
@@ -541,7 +542,9 @@ class DeviceWorkspace(Workspace):
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
             log_u = self.answers["u_log"] + self.d + float(self.progress["shift"] + self.progress["offset"])
-        return self.limited(log_u, 0), self.limited(self.answers["x"][: self.problem.shape[1]], 1)
+        (out_u, out_v), (dead_u, dead_v) = self.problem.left_out, self.dead
+        log_v = self.answers["x"][: self.problem.shape[1]]
+        return for_users(log_u, out_u, dead_u), for_users(log_v, out_v, dead_v)
 
     def marginals(self) -> tuple[F64, F64]:
         r = self.answers["r"] * float(self.progress["kappa"])
