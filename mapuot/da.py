@@ -22,8 +22,8 @@ from .pot.sinkhorn import Arguments
 from .problem.clouds import PointCloud
 from .problem.labels import as_labels, is_missing
 from .problem.metrics import METRICS
-from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
+from .problem.settings import POINTS
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_units
 from .status import Words
 from .synonyms import hinted
@@ -200,7 +200,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
                 scale /= scale_of([cloud], as_choice(self.norm, "norm", ("median", "max")))
             return PointCloud(Xs, Xt, metric, scale)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
-        if points and m * n > MOST_ENTRIES:
+        if points and m * n > POINTS.most_formed:
             return PointCloud(Xs, Xt, metric)
         try:
             ours = self.metric in NEVER_FORMED and not METRICS[metric].is_scipys(metric)

@@ -9,11 +9,22 @@ One sweep over the pairs computes each distance once, in float64, for the value 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-PIECE = 1 << 22  # pairs of all problems, for one buffer of distances: 32 MiB
+from .settings import Settings
+
+
+@dataclass
+class DistanceSettings(Settings):
+    """How many distances a sweep holds."""
+
+    pairs: int = 1 << 22  # of all problems, for one buffer of distances: 32 MiB
+
+
+DISTANCES = DistanceSettings()
 
 
 def energy(r: Any, blur: float) -> tuple[Any, Any]:
@@ -58,7 +69,7 @@ def kernel_sums(name: str, blur: float, z: Any, w: Any, needs_slope: bool) -> Ke
     turns = torch.zeros_like(w)  # sum_l w_l k'(r_kl) / r_kl
     moved = torch.zeros_like(z)  # sum_l w_l k'(r_kl) / r_kl z_l
     wz = w[:, :, None] * z
-    step = max(1, PIECE // (p * k))
+    step = max(1, DISTANCES.pairs // (p * k))
     for i0 in range(0, k, step):  # these points with themselves and with all later ones
         i1 = min(i0 + step, k)
         r = torch.cdist(z[:, i0:i1], z[:, i0:], compute_mode="donot_use_mm_for_euclid_dist")

@@ -29,8 +29,8 @@ from .errors import shown, warn
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.labels import as_labels, is_missing
-from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
+from .problem.settings import POINTS
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
 from .synonyms import Hints, hinted_onward
@@ -361,7 +361,7 @@ class OTModel(Hints):
             x, y = components(x, y, self.local_pca)
         x, y = (z.toarray() if is_sparse(z) else z for z in (x, y))
         cloud = PointCloud(x, y)
-        if len(x) * len(y) <= MOST_ENTRIES:
+        if len(x) * len(y) <= POINTS.most_formed:
             M = np.asarray(cloud)
             return M / self._scale_of(M)
         rng = np.random.default_rng(0)

@@ -18,11 +18,11 @@ from ..penalties import F64
 from ..problem.clouds import Clouds, is_list
 from ..problem.problem import BatchProblem
 from ..problem.validate import as_array, check_kind
-from ..processor import SERIAL_ENTRIES, thread_count
+from ..processor import thread_count
 from ..status import FAILED
 from ..threads import each
+from .settings import BATCH_PLANS
 
-HOST_ENTRIES = 1 << 18  # of a block on a CPU: 2 MiB stay in a cache
 DEVICE_ENTRIES = 1 << 27  # of a block on a GPU: 1 GiB
 
 
@@ -128,8 +128,8 @@ class BatchPlan:
 
         Return the numbers of each group, and the numbers of the problems without a block.
         """
-        most = HOST_ENTRIES
-        largest_one = SERIAL_ENTRIES
+        most = BATCH_PLANS.block_entries
+        largest_one = BATCH_PLANS.largest_entries
         if self.on_device:
             most = largest_one = DEVICE_ENTRIES
         in_block = self.may_have_block & (rows * cols <= largest_one)

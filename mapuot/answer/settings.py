@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..processor import SERIAL_ENTRIES
 from ..settings import Settings
 
 
@@ -18,3 +19,14 @@ class CurvatureSettings(Settings):
 
 
 CURVATURE = CurvatureSettings()
+
+
+@dataclass
+class BatchPlanSettings(Settings):
+    """Which plans of a batch are made together on a CPU (batch_plan.py)."""
+
+    block_entries: int = 1 << 18  # of a block: 2 MiB stay in a cache
+    largest_entries: int = SERIAL_ENTRIES  # of a plan in a block; a larger one is made alone
+
+
+BATCH_PLANS = BatchPlanSettings()

@@ -51,7 +51,6 @@ from ..synonyms import AnswerHints, hinted
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-BLOCK = 1 << 20  # pairs in a block of distances
 COORDINATES = 1 << 22  # coordinates gathered in one block of pairs
 TREE_DIMENSIONS = 15  # a k-d tree prunes well up to this dimension
 ALIKE = 1e-8  # squared distances with a smaller relative difference count as equal
@@ -513,7 +512,7 @@ def within(cloud: PointCosts, radius: float) -> Any:
     name, power = scipy_norm(metric.norm)
     if name == "sqeuclidean":
         reach = reach * reach
-    step = max(1, BLOCK // len(columns))
+    step = max(1, BLOCKS.distances // len(columns))
     parts = [
         sparse.csr_array(cdist(cloud.rows[i : i + step], columns, name, **power) <= reach)
         for i in range(0, len(cloud.rows), step)
@@ -549,7 +548,7 @@ def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any
     centre = points.mean(0)
     moved = points - centre
     half = 0.5 * (moved * moved).sum(1)
-    for i in range(0, len(queries), step := max(1, BLOCK // n)):
+    for i in range(0, len(queries), step := max(1, BLOCKS.distances // n)):
         rows = queries[i : i + step]
         unsure: Any = slice(None)
         if norm == 2:

@@ -19,6 +19,7 @@ from ..problem.points import as_points
 from ..problem.validate import as_positive
 from ..progress import bar as progress_bar
 from ..spaces.distances import Space, space_of
+from ..spaces.settings import SPACES
 from ..spaces.starts import by_noise, sorted_rows
 from ..spaces.steps import FirstPlan, LastStep, Limits
 from ..spaces.task import Task
@@ -28,7 +29,6 @@ from ..synonyms import hinted
 
 OPTIONS = "threads", "backend", "precision", "max_passes", "method"  # options of `solve_batch` that a user may give
 STARTS = "rows", "independent", "noise"
-TOGETHER = 1 << 20  # entries of the plans that are solved together: 8 MiB
 DEVICE_TOGETHER = 1 << 25
 
 
@@ -239,7 +239,7 @@ class SmallSpaces:
         """Yield the indices of pairs that are solved together, with plans of like sizes."""
         sizes = np.array([space.count for space in self.spaces])[pairs].prod(1)
         order = np.argsort(-sizes, kind="stable").tolist()
-        most = TOGETHER
+        most = SPACES.plan_entries
         if on_device:
             most = DEVICE_TOGETHER
         while order:

@@ -9,12 +9,12 @@ from ..backends import factored
 from ..backends.factored import Margin, Reached
 from ..backends.newton import HOLDS, Newton
 from ..backends.operator import parts_of
+from ..backends.settings import FACTORS
 from ..contract import Backend, Options
 from ..penalties import F64, PENALTIES
 from ..problem.problem import BatchProblem, Common, Problem
 from ..processor import default_threads
 
-CHUNK_BYTES = 1 << 32  # of matrices of the problems of a batch that are solved at once
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
@@ -35,7 +35,7 @@ def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], op
     p = len(task)
     (m, n) = task.shape
     found = list[Any]()
-    step = max(1, CHUNK_BYTES // (8 * MATRICES * m * n))
+    step = max(1, FACTORS.chunk_bytes // (8 * MATRICES * m * n))
     for i0 in range(0, p, step):
         part = slice(i0, min(i0 + step, p))
         costs = exponents(part.start, part.stop)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..penalties import F64
+from .settings import FACTORS
 
 LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
 MOST_SHIFT = 0.1  # of the diagonal: with a larger shift the step is cut instead
@@ -52,7 +53,6 @@ EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round a
 LEAST_MISS = 1e-14  # of the mass: rounding of sums
 STIFF = 1e3  # rho / reg: with a larger one passes may crawl
 STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms; small problems need 10 ms for all their steps
-MOST_PATIENCE = 1000  # passes of the smallest, four times as many where a side is soft, of 10,000 in all
 SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
 MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30
 MOST_FACTORS = 600  # of a problem on one path: paths that ended well took 320 at most
@@ -334,4 +334,4 @@ def patience(shape: tuple[int, int], both_hard: bool) -> int:
     On one core a pass takes .3 ns a pair; a step takes .05 ns m n min(m, n), and a millisecond whatever the size.
     """
     m, n = shape
-    return (1 if both_hard else SOFT_PATIENCE) * (min(shape) // 2 + min(MOST_PATIENCE, STEP_ENTRIES // (m * n)))
+    return (1 if both_hard else SOFT_PATIENCE) * (min(shape) // 2 + min(FACTORS.most_patience, STEP_ENTRIES // (m * n)))

@@ -25,7 +25,6 @@ TINY = float(np.finfo(float).tiny)
 FLUSH = 1e-150  # factors below it become 0; the largest factor is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # least sum: flushed terms are at most n UNIT of it
 FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # FLUSH and LEAST for products of three factors in float64
-HOST_ENTRIES = 1 << 18  # up to this many column sums come from a GPU to the host together with the row sums
 SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # largest 2 |C| / reg of a K that absorbs nothing
 NARROW_ENTRY = 2.0**-24 + 3e-9  # relative error of an entry in float32: its rounding, and the exponential's error
 NARROW_SUMS = 70 * 2.0**-24  # float32 sums of up to 32 terms, and over 64 rows, and the rounding of the factors

@@ -22,14 +22,11 @@ from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from .boxes import Truncation
+from .settings import NARROW
 
 GRID = 2.0**-8
 MOST_POWER = 2.0**26  # largest |row| and |col|: exponents then err by a few units, equal for all pairs of a point
-MOST_ERROR = 0.05  # largest estimated error of an entry: beyond it float32 passes are useless
 DIFFERENCES = 4  # dimensions; up to here sum squares of differences: more exact, twice the work
-# coordinates, and least number of points, of the sample for middles and sizes
-SAMPLE = 1 << 14
-LEAST = 256
 TAIL_MOST = 10.0  # cap on sizes, in units of their median
 SLACK = 10.0  # allowance, in powers of 2, for costs of pairs with mass above the estimate from the scalings of K
 PARTIAL = 6.0  # rounding of a sum of products, in units of 2^-24 size^2: roundings of many terms partly cancel
@@ -156,7 +153,7 @@ def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
 
 def some(points: Any, along: int = 1) -> F64:
     """Sample the points (m, d), or numbers (m,) that belong to points with ``along`` coordinates; on the host."""
-    count = max(LEAST, SAMPLE // (points.shape[1] if points.ndim > 1 else along))
+    count = max(NARROW.least_sample, NARROW.sample // (points.shape[1] if points.ndim > 1 else along))
     found: F64 = points[:: max(1, len(points) // count)]
     if found.ndim > 1:
         whole: F64 = copied(found)
@@ -218,7 +215,7 @@ def fitting(problem: Problem) -> float | None:
     if problem.cost.operator != "points" or problem.c is not None or problem.cost.cloud.core[0].form is None:
         return None
     size = sum(sizes(problem))
-    if entry_error(problem, size) <= MOST_ERROR:
+    if entry_error(problem, size) <= NARROW.most_error:
         return size
     return None
 

@@ -60,9 +60,44 @@ COARSE = CoarseSettings()
 
 @dataclass
 class CallSettings(Settings):
-    """How long one call of the core lasts (cpu/native.py)."""
+    """How long one call of the core lasts (cpu/native.py, cpu/core_solve.py)."""
 
+    most_passes: int = 10_000  # of a whole solve in one call
     work: int = 1 << 28  # most multiply-adds of a thread: 30 ms, scalar .2 s; Ctrl-C waits for the call
 
 
 CALLS = CallSettings()
+
+
+@dataclass
+class FactorSettings(Settings):
+    """When Newton's steps with a factor begin, and how their matrices are made (factored.py, ascend/factored.py)."""
+
+    most_patience: int = 1000  # passes before them for the smallest problem; STEP_ENTRIES tells it for others
+    serial_unknowns: int = 1500  # equations up to here are solved by one thread: a factor takes 30 ms (cpu/factored.py)
+    chunk_bytes: int = 1 << 32  # of matrices of the problems of a batch that are solved at once
+
+
+FACTORS = FactorSettings()
+
+
+@dataclass
+class NarrowSettings(Settings):
+    """When passes between points sum in float32 (narrow_points.py)."""
+
+    most_error: float = 0.05  # largest estimated error of an entry: beyond it float32 passes are useless
+    sample: int = 1 << 14  # coordinates of the sample of points for middles and sizes
+    least_sample: int = 256  # points of this sample
+
+
+NARROW = NarrowSettings()
+
+
+@dataclass
+class KernelSettings(Settings):
+    """Where the sums of kernels of many marginals are (kernel.py)."""
+
+    host_entries: int = 1 << 18  # up to so many column sums come from a GPU to the host together with the row sums
+
+
+KERNELS = KernelSettings()

@@ -21,7 +21,6 @@ from ..arrays import host, namespace
 from ..backends import load
 from ..backends.kernel import (
     FLUSH_PRODUCT,
-    HOST_ENTRIES,
     LEAST,
     LEAST_PRODUCT,
     NARROW_SUMS,
@@ -34,6 +33,7 @@ from ..backends.kernel import (
     sound,
 )
 from ..backends.log_matmul import multiply
+from ..backends.settings import KERNELS
 from ..penalties import F64
 from .certificate import CertifiedBody
 from .problem import MultiProblem
@@ -375,4 +375,4 @@ class Triangle:
 
 def few_here(W: Any) -> Any:
     """Copy W to the host if it is small."""
-    return host(W) if W.size <= HOST_ENTRIES else W
+    return host(W) if W.size <= KERNELS.host_entries else W

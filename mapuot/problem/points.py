@@ -26,7 +26,6 @@ from .validate import as_array, as_choice, as_float, as_numbers, as_positive, ch
 
 FORM_BYTES = 1 << 30  # host memory that "auto" allows for a formed matrix and its K
 PAIR_BYTES = 16  # bytes of a pair in a formed matrix and in its K
-MOST_ENTRIES = 1 << 27  # of a cost formed by a door although points would do: 1 GiB
 EACH = 1024  # points that a device thread reads
 FEW_DIMENSIONS = 4  # up to this dimension boxes around all points bound the cost range well
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)

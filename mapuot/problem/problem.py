@@ -26,13 +26,12 @@ from .cost import Blocks, Cost, Dense
 from .kinds import as_cost, as_costs, formed
 from .mask import MaskedReference, as_mask
 from .parts import Parts, allowed_pairs, joined, parts_of_masks
-from .settings import POINTS
+from .settings import EXTENT, POINTS
 from .side import Side
 from .side import equal as equal_vectors
 
 Alike = TypeVar("Alike", bound="Common")
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
-LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # constants of `extent`; twin: src_c/solve.c
 BLOCK_BYTES = 1 << 24  # of M, in one block of the search for forbidden pairs
 MOST_CONSTANT = 1024.0  # in ranges of M: a larger constant in M is taken out of the costs
 CONSTANT_NATS = 1e5  # constant / reg: a larger constant is taken out, too, as it rounds exponents by 1e-10
@@ -53,19 +52,19 @@ def constant_of(low: float, high: float, reg: float) -> float:
 
 
 def heavy(weight: F64) -> Any:
-    """Choose LINES points, in their order: the middle of each LINES-th of the mass.
+    """Choose `EXTENT.lines` points, in their order: the middle of each of so many equal parts of the mass.
 
-    On a device read one sum from each of up to MOST_FAR parts, then the parts that hold these points.
+    On a device read one sum from each of up to `EXTENT.most_far` parts, then the parts that hold these points.
     """
     xp = namespace(weight)
     n = len(weight)
     if xp is np:
         each = 1
     else:
-        each = -(-n // MOST_FAR)
+        each = -(-n // EXTENT.most_far)
     sums = np.cumsum(weight)
     mass = host(sums[xp.asarray(np.minimum(np.arange(each, n + each, each), n) - 1)])
-    middle = (np.arange(LINES) + 0.5) / LINES * mass[-1]
+    middle = (np.arange(EXTENT.lines) + 0.5) / EXTENT.lines * mass[-1]
     first = each * np.minimum(np.searchsorted(mass, middle), len(mass) - 1)
     inside = np.minimum(first[:, None] + np.arange(each), n - 1)
     before = host(sums[xp.asarray(inside.ravel())]).reshape(inside.shape) < middle[:, None]
@@ -73,14 +72,14 @@ def heavy(weight: F64) -> Any:
 
 
 def some(weight: F64) -> Any:
-    """Choose all points if there are at most MOST_FAR, else every k-th."""
-    return np.arange(0, len(weight), -(-len(weight) // MOST_FAR))
+    """Choose all points if there are at most `EXTENT.most_far`, else every k-th."""
+    return np.arange(0, len(weight), -(-len(weight) // EXTENT.most_far))
 
 
 def farthest(costs: F64) -> float:
     """Return the distance of the farthest points except a few outliers; inf for too few points.
 
-    The distance of a point is the second largest of its LINES costs.
+    The distance of a point is the second largest of its `EXTENT.lines` costs.
     """
     second = np.sort(np.where(np.isfinite(costs), costs, -np.inf), 1)[:, -2]
     count = len(second)
@@ -306,7 +305,7 @@ class Problem(Common):
 
     @cached_property
     def extent(self) -> float:
-        """The range of M, cut at TAIL times the distance of the farthest points except a few outliers.
+        """The range of M, cut at `EXTENT.tail` times the distance of the farthest points except a few outliers.
 
         One distant point can make the range arbitrarily large without changing the rest of the plan. But if both sides
         are hard, it must exchange mass with the others, and only larger regs find its price in few passes.
@@ -317,7 +316,7 @@ class Problem(Common):
             return whole
         rows = farthest(self.cost.at(some(sides[0])[:, None], heavy(sides[1])))
         columns = farthest(self.cost.at(heavy(sides[0]), some(sides[1])[:, None]))
-        return min(whole, TAIL * (max(rows, columns) - self.M_min))
+        return min(whole, EXTENT.tail * (max(rows, columns) - self.M_min))
 
     @property
     def usual(self) -> float:

@@ -11,6 +11,7 @@ from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import cost_of
+from .settings import STATISTICS
 from .validate import as_choice, as_pair, as_penalties, as_positive
 
 SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "std": np.std, "max": np.max}
@@ -32,8 +33,6 @@ def weighted_mean(values: F64, weights: F64) -> float:
 
 # statistics that count a pair as a_i b_j
 WEIGHTED: dict[str, Any] = {"weighted_median": weighted_median, "weighted_mean": weighted_mean}
-ALL = 1 << 22  # up to so many costs are all read
-AT_ONCE = 1 << 26  # costs that are formed at once on a device: 512 MiB
 ROWS = 16  # at least so many rows are read of larger costs
 Masses = list[tuple[F64, F64]]  # a and b of each of several costs
 
@@ -70,7 +69,7 @@ def matrices_of(cost: Any) -> list[Any]:
     """Return the costs of a batch as matrices; for very many clouds only some problems."""
     if not hasattr(cost, "places"):
         return [cost.flat]
-    few = max(1, ALL // (ROWS * cost.shape[1]))
+    few = max(1, STATISTICS.all_costs // (ROWS * cost.shape[1]))
     return [cost.of(int(i)) for i in np.random.default_rng(0).permutation(len(cost))[:few]]
 
 
@@ -88,7 +87,10 @@ def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: Masses | 
     weighing: Any = [None] * len(costs)
     if name in WEIGHTED:
         weighing = masses
-    own = [some_costs(cost_of(one), ALL // len(costs), ranks, w) for one, w in zip(costs, weighing, strict=True)]
+    own = [
+        some_costs(cost_of(one), STATISTICS.all_costs // len(costs), ranks, w)
+        for one, w in zip(costs, weighing, strict=True)
+    ]
     found, weights = (np.concatenate(ranks.all(np.concatenate(parts))) for parts in zip(*own, strict=True))
     if not weights.any():
         scale = 0.0
@@ -136,9 +138,9 @@ def scales_of(cost: Any, how: Any, form: Callable[[Any], Any], masses: tuple[Any
     found = np.empty(len(cost))
     order = np.argsort(-(rows * cols), kind="stable")
     while len(order):
-        which = order[: max(1, AT_ONCE // int(rows[order[0]] * cols[order[0]]))]
+        which = order[: max(1, STATISTICS.costs_at_once // int(rows[order[0]] * cols[order[0]]))]
         order = order[len(which) :]
-        if rows[which[0]] * cols[which[0]] > ALL:  # so many costs are not all read
+        if rows[which[0]] * cols[which[0]] > STATISTICS.all_costs:  # so many costs are not all read
             found[which] = [scale_of([cost.of(int(i))], how) for i in which]
             continue
         M = form(cost.of(which))

@@ -16,9 +16,9 @@ from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import Blocks, Cost, Range, Tell, held_type, joint_range, own_part
 from .parts import Parts, joined
+from .settings import BLOCKS
 
 MOST_COLUMNS = 2**31 - 1  # indices have 32 bits
-PARTS_AT_ONCE = 1 << 22  # pairs in one search for parts: 180 MB
 PADDED = ("bsr", "dia")  # formats that pad blocks or diagonals with zeros
 
 
@@ -217,7 +217,7 @@ class Sparse(Cost):
 
     def _parts_between(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
         found = []
-        for i0, i1, block, _ in self.blocks(most=PARTS_AT_ONCE * self.dtype.itemsize):
+        for i0, i1, block, _ in self.blocks(most=BLOCKS.searched_pairs * self.dtype.itemsize):
             k = int(self.start[i0] - self.start[0])
             own: Parts = block.parts_at_once(finite[k : k + block.size], out_rows[i0:i1], out_cols)
             if i1 - i0 == self.shape[0]:

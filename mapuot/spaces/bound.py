@@ -31,6 +31,7 @@ from ..errors import muted
 from ..penalties import F64
 from ..problem.clouds import PointCloud
 from ..status import warn_not_converged
+from .settings import SPACES
 from .steps import FirstPlan, GromovResult, Limits, best_of, descend
 from .task import Plan, Task
 
@@ -38,7 +39,6 @@ MOST_COORDINATES = 4  # of G: a box has 2^4 corners, and a bound of 1 % takes so
 MOST_SOLVES = 10_000
 CORNER_TOL = 1e-3  # tol of a solve; its dual value, which counts, is closer by orders of magnitude
 TOGETHER = 1 << 23  # entries of the costs of the corners that are solved in one batch
-FORMED = 1 << 21  # entries of the costs up to which they are formed; of more, each solve makes them from points
 UNITS = 1 << 40  # corners are integers in units of the first box's width over this
 ROUNDING = 1e-12  # of the terms of a bound
 
@@ -75,7 +75,7 @@ class GlobalBound:
         self.right = np.hstack([fixed[1], task.g])
         self.addends = share * (task.f**2).sum(1), share * (task.g**2).sum(1)
         self.base = None
-        if task.F is not None or task.X.count * task.Y.count <= FORMED:
+        if task.F is not None or task.X.count * task.Y.count <= SPACES.corner_entries:
             self.base = share * task.feature_costs() - fixed[0] @ fixed[1].T
         self.corners: dict[tuple[int, ...], Corner] = {}
 

@@ -15,9 +15,9 @@ from ..problem.sparse import is_sparse
 from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
 from .embedding import SAMPLED, GraphDistances, PointDistances, centred, factor
+from .settings import SPACES
 
 KINDS = ("sqeuclidean", "euclidean", "geodesic", "precomputed")
-FORMED = 2000  # up to so many points "euclidean" and "geodesic" form their matrix
 TINY, HUGE = 1e-150, 1e150  # bounds on distances; their squares, and sums of these, are within float64
 ROUNDING = 2.0**-46  # relative rounding of the terms of a misfit
 
@@ -197,9 +197,9 @@ def space_of(given: Any, metric: Any, power: Any, name: str, backend: str = "aut
 
 
 def prepare(spaces: list[Space], masses: tuple[F64, F64], landmarks: int) -> None:
-    """Centre points, and form the matrices of true distances; above FORMED points find coordinates instead."""
+    """Centre points, and form the matrices of true distances; for more points find coordinates."""
     unformed = [space.count for space in spaces if space.distances is not None]
-    embeds = max(unformed, default=0) > FORMED and all(space.matrix is None for space in spaces)
+    embeds = max(unformed, default=0) > SPACES.formed_points and all(space.matrix is None for space in spaces)
     for space, w in zip(spaces, masses, strict=True):
         space.centre(w)
         if space.distances is None:

@@ -25,10 +25,10 @@ from ..penalties import F64
 from ..problem.points import as_points
 from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
+from .settings import SPACES
 
 LEAST_PIVOT = 1e-13  # of the largest distance: below it, pivots are rounding
 BLOCK = 1 << 18  # distances of a block: 2 MiB, which stay in a core's cache
-DEVICE_BLOCK = 1 << 27  # 1 GiB
 SAMPLED = 32  # columns that measure the error of geodesics
 
 
@@ -66,7 +66,7 @@ class PointDistances:
         if xp is np:
             most = BLOCK
         else:
-            most = DEVICE_BLOCK
+            most = SPACES.device_entries
         step = max(1, most // self.count)
         for i0 in range(0, self.count, step):
             i1 = min(i0 + step, self.count)

@@ -14,11 +14,11 @@ from ..penalties import F64
 from ..problem import validate
 from ..problem.clouds import PointCloud
 from .distances import Space
+from .settings import SPACES
 from .steps import LOOSE, FirstPlan, Limits, best_of, descend
 from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"
-SOME = 500  # points of each space in the problem of a coarse start
 COARSE = Limits(40, 1e-2, 1e-3)  # of a coarse start
 FIRST = Limits(5, 1e-2, 1e-2)  # of each direction of the axes
 SIGNS = 8  # most combinations of directions of the axes that are tried
@@ -51,7 +51,7 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
 
 def usual(task: Task) -> list[str]:
     """Return the names of the starts that init="auto" tries."""
-    many = max(task.X.count, task.Y.count) > 2 * SOME
+    many = max(task.X.count, task.Y.count) > 2 * SPACES.start_points
     if task.X.phi is not None and task.Y.phi is not None:
         if many:
             return ["coarse"]
@@ -73,15 +73,16 @@ def between_some(task: Task, options: dict[str, Any]) -> FirstPlan:
 
 
 def drawn(mass: F64) -> tuple[Any, F64]:
-    """Draw SOME points by their masses, with a fixed seed; return their indices and their masses."""
+    """Draw some points (`SPACES.start_points`) by their masses, with a fixed seed; return their indices and masses."""
     order = np.random.default_rng(0).permutation(len(mass))
     ends = np.cumsum(mass[order])
     total = float(mass.sum())
-    if len(mass) <= SOME:
+    most = SPACES.start_points
+    if len(mass) <= most:
         return np.flatnonzero(mass), mass[mass > 0]
-    at = np.searchsorted(ends, (np.arange(SOME) + 0.5) / SOME * ends[-1])
+    at = np.searchsorted(ends, (np.arange(most) + 0.5) / most * ends[-1])
     chosen, count = np.unique(order[at], return_counts=True)
-    return chosen, np.asarray(count * (total / SOME), np.float64)
+    return chosen, np.asarray(count * (total / most), np.float64)
 
 
 def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:

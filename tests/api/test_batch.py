@@ -1,7 +1,6 @@
 """solve_batch: every problem has the certified answer of `solve`, whatever else the batch holds, also for clouds."""
 
 from contextlib import nullcontext
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from problems import histograms
 import mapuot
 from mapuot import PointCloud, solve, solve_batch
 from mapuot.backends.cpu.batch import HostBatches
+from mapuot.backends.settings import CALLS
 
 
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
@@ -69,9 +69,8 @@ def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
         assert_as_alone(result, costs, A, B, reg=reg, reg_m=reg_m, **exact)
 
 
-def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
-    core = import_module("mapuot.backends.cpu.core_solve")
-    monkeypatch.setattr(core, "MOST_PASSES", 6)
+def test_what_a_long_problem_leaves_is_solved_alone(using):
+    using(CALLS, most_passes=6)
     M, A, B = minibatches()
     assert_as_alone(solve_batch(M, A, B, reg=0.02, reg_m=1.0), M, A, B, reg=0.02, reg_m=1.0)
 

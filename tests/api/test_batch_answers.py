@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import mapuot
 from mapuot import PointCloud
+from mapuot.answer.settings import BATCH_PLANS
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -123,12 +124,12 @@ def test_rows_beyond_float64_have_their_conditional_plan():
     assert_allclose(found[1], batch[1].barycentric_map(Y), rtol=1e-9)
 
 
-def test_large_problems_are_computed_alone(monkeypatch):
+def test_large_problems_are_computed_alone(using):
     batch = batch_of("ragged")
     X = values(batch, 1, (2,))
     _, columns = batch.sample(50, seed=0)
     low, _ = batch.unregularised_bounds()
-    monkeypatch.setattr("mapuot.answer.batch_plan.SERIAL_ENTRIES", 50)
+    using(BATCH_PLANS, largest_entries=50)
     assert_each(batch.apply(X), batch, lambda i, one: one.apply(X[i]))
     assert_each(batch.top_k(2)[0], batch, lambda i, one: one.top_k(2)[0])
     assert_array_equal(batch.sample(50, seed=0)[1], columns)

@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 
 import mapuot
 from mapuot.da import TransportOnto, UnbalancedSinkhornTransport
+from mapuot.problem.settings import POINTS
 
 pytestmark = pytest.mark.usefixtures("pot_backend")
 
@@ -137,14 +138,14 @@ def test_check_estimator(backend, estimator):
     check_estimator(estimator, on_skip=None)
 
 
-def test_a_large_cost_is_never_formed(backend, monkeypatch):
+def test_a_large_cost_is_never_formed(backend, monkeypatch, using):
     if backend == "cuda":
         pytest.skip("points are for the CPU")
-    monkeypatch.setattr(mapuot.da, "MOST_ENTRIES", 100)
+    using(POINTS, most_formed=100)
     xs, ys, xt, _ = domains()
     estimator = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
     assert isinstance(estimator.costs_, mapuot.PointCloud)
-    monkeypatch.setattr(mapuot.da, "MOST_ENTRIES", 1000)
+    using(POINTS, most_formed=1000)
     formed = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
     assert isinstance(formed.costs_, np.ndarray)
     assert_allclose(estimator.cost_, formed.cost_, rtol=1e-12)

@@ -11,7 +11,8 @@ from scipy.sparse import csgraph
 from scipy.spatial.distance import cdist
 
 import mapuot
-from mapuot.spaces import bound, distances, starts, steps
+from mapuot.spaces import distances, starts, steps
+from mapuot.spaces.settings import SPACES
 
 ot = pytest.importorskip("ot")
 SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
@@ -405,8 +406,8 @@ def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
 @pytest.mark.parametrize("reg_m", [4.0, math.inf])
-def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, monkeypatch):
-    monkeypatch.setattr(starts, "SOME", 50)
+def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, using):
+    using(SPACES, start_points=50)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(120, 3)) * [3, 2, 1] + rng.exponential(2.0, (120, 3)) * [2, 1, 1]
     order = rng.permutation(120)
@@ -515,14 +516,14 @@ def test_no_plan_lies_below_the_global_bound(d, e, seed):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_bound_between_many_points_forms_no_costs(fused, monkeypatch):
+def test_a_bound_between_many_points_forms_no_costs(fused, using):
     x, y, *_, a, b = spaces(12, 10)
     options = {"reg": 2.0, "reg_m": math.inf, "bound_tol": 0.05}
     if fused:
         rng = np.random.default_rng(1)
         options |= {"features": (rng.random((12, 2)), rng.random((10, 2))), "alpha": 0.7}
     formed = mapuot.gromov(x[:, :2], y[:, :2], a, b, **options)
-    monkeypatch.setattr(bound, "FORMED", 0)
+    using(SPACES, corner_entries=0)
     found = mapuot.gromov(x[:, :2], y[:, :2], a, b, **options)
     assert found.value == pytest.approx(formed.value, rel=1e-5)
     assert found.lower_bound == pytest.approx(formed.lower_bound, rel=1e-3)
@@ -553,9 +554,9 @@ def test_the_bound_says_where_it_does_not_apply():
             mapuot.gromov(space, space, reg=0.1, bound_tol=0.1, **given)
 
 
-def few_landmarks(monkeypatch, most=10):
+def few_landmarks(using, most=10):
     """Embed distances between more than ``most`` points."""
-    monkeypatch.setattr(distances, "FORMED", most)
+    using(SPACES, formed_points=most)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.7])
@@ -595,8 +596,8 @@ def objective(A, B, P, a, b, reg, reg_m, F=0.0, alpha=1.0):
 
 @pytest.mark.parametrize("reg_m", [(3.0, 2.0), (math.inf, math.inf), (math.inf, 2.0)])
 @pytest.mark.parametrize("fused", [None, "points", "matrix"])
-def test_few_landmarks_bound_the_objective_at_true_distances(reg_m, fused, monkeypatch):
-    few_landmarks(monkeypatch)
+def test_few_landmarks_bound_the_objective_at_true_distances(reg_m, fused, using):
+    few_landmarks(using)
     x, y, A, B, a, b = spaces(60, 50)
     A = np.sqrt(A)
     B = np.sqrt(B)
@@ -629,9 +630,9 @@ def test_few_landmarks_bound_the_objective_at_true_distances(reg_m, fused, monke
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")  # the costs of these points may stall passes
 @pytest.mark.parametrize(("metric", "far", "rounding"), [("euclidean", 1e8, 1e-12), ("sqeuclidean", 1e6, 1e-6)])
-def test_far_points_without_mass_leave_the_value_right(metric, far, rounding, monkeypatch):
+def test_far_points_without_mass_leave_the_value_right(metric, far, rounding, using):
     """Coordinates have the mean of the masses as their origin, not the mean of all points."""
-    few_landmarks(monkeypatch)
+    few_landmarks(using)
     x, y, _, _, a, b = spaces(60, 50)
     x[0] = far
     a[0] = 0.0
@@ -644,9 +645,9 @@ def test_far_points_without_mass_leave_the_value_right(metric, far, rounding, mo
 
 @pytest.mark.parametrize("metric", [("euclidean", "sqeuclidean"), ("sqeuclidean", "euclidean")])
 @pytest.mark.parametrize("reg", [0.3, 0.0])
-def test_true_distances_beside_squares_are_exact(metric, reg, monkeypatch):
+def test_true_distances_beside_squares_are_exact(metric, reg, using):
     """One space has all its coordinates: products with the true distances of the other leave no error."""
-    few_landmarks(monkeypatch)
+    few_landmarks(using)
     x, y, A, B, a, b = spaces(40, 35)
     if metric[0] == "euclidean":
         A = np.sqrt(A)
@@ -670,7 +671,7 @@ def test_few_points_have_the_matrix_of_their_distances(power):
     assert (found.value_error, found.misfit) == (0.0, (0.0, 0.0))
 
 
-def test_geodesics_are_shortest_paths_and_landmarks_approximate_them(monkeypatch):
+def test_geodesics_are_shortest_paths_and_landmarks_approximate_them(using):
     rng = np.random.default_rng(0)
     x = rng.random((70, 2))
     D = cdist(x, x)
@@ -681,7 +682,7 @@ def test_geodesics_are_shortest_paths_and_landmarks_approximate_them(monkeypatch
     right = mapuot.gromov(near, near[:40, :40], metric="precomputed", **given)
     found = mapuot.gromov(edges, near[:40, :40], metric=("geodesic", "precomputed"), **given)
     assert found.value == pytest.approx(right.value, rel=1e-6)
-    few_landmarks(monkeypatch)
+    few_landmarks(using)
     line = sparse.diags_array(rng.random(39) + 0.5, offsets=1, shape=(40, 40))
     line = sparse.csr_array(line + line.T)
     path = csgraph.dijkstra(line, directed=False)  # of negative type, as every tree

@@ -7,6 +7,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import mapuot
+from mapuot.spaces.settings import SPACES
 
 
 def shapes(sizes=(12, 9, 15, 12), seed=0):
@@ -55,13 +56,12 @@ def test_pairs_are_solved_as_one_by_one(metric, reg, reg_m, fused):
     assert np.isnan(np.diag(found.matrix())).all()
 
 
-def test_chosen_pairs_in_several_batches(monkeypatch):
+def test_chosen_pairs_in_several_batches(using):
     clouds, _, _ = shapes()
-    module = __import__("importlib").import_module("mapuot.api.gromov_pairs")
     options = {"reg": 0.1, "reg_m": math.inf, "metric": "euclidean"}
     pairs = [[3, 0], [2, 1], [1, 1], [0, 3]]
     whole = mapuot.gromov_pairwise(clouds, pairs=pairs, **options)
-    monkeypatch.setattr(module, "TOGETHER", 150)
+    using(SPACES, plan_entries=150)
     apart = mapuot.gromov_pairwise(clouds, pairs=pairs, progress=True, **options)
     np.testing.assert_allclose(apart.value, whole.value, rtol=1e-5)
     assert whole.plans is None

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import sys
 import tracemalloc
 
 import numpy as np
@@ -13,7 +12,6 @@ from scipy import sparse
 import mapuot
 from mapuot.answer.slopes import marginal_gradient
 from mapuot.files.pairs import PairsFile
-from mapuot.problem import sparse as sparse_costs
 from mapuot.problem.metrics import METRICS
 from mapuot.problem.settings import BLOCKS
 from mapuot.problem.sparse import Sparse
@@ -131,7 +129,7 @@ def test_parts_that_can_be_balanced_are():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
+def test_parts_of_blocks_are_those_of_the_whole(seed, using):
     """Reading a few rows at a time finds the same parts, up to their order, whatever lies between them."""
     rng = np.random.default_rng(seed)
     m, n = map(int, rng.integers(2, 40, 2))
@@ -139,7 +137,7 @@ def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
     S.data[rng.random(S.nnz) < 0.1] = np.inf
     out = rng.random(m) < 0.1, rng.random(n) < 0.1
     whole = Sparse.of_matrix(S).parts_between(*out)
-    monkeypatch.setattr(sparse_costs, "PARTS_AT_ONCE", int(rng.integers(1, 9)))
+    using(BLOCKS, searched_pairs=int(rng.integers(1, 9)))
     parts = Sparse.of_matrix(S).parts_between(*out)
     assert parts.count == whole.count
     pairs_of_numbers = {*zip(np.r_[whole.rows, whole.cols], np.r_[parts.rows, parts.cols], strict=True)}
@@ -240,9 +238,9 @@ def test_costs_of_neighbours(metric, weights):
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
 @pytest.mark.parametrize("far", [0.0, 1e7])
-def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
+def test_neighbours_in_many_dimensions(metric, far, using):
     """Costs come from products in blocks; for a cluster far from the mean, where products cancel, from differences."""
-    monkeypatch.setattr(sys.modules["mapuot.api.certify"], "BLOCK", 300)
+    using(BLOCKS, distances=300)
     rng = np.random.default_rng(0)
     x = rng.random((60, 40))
     y = rng.random((50, 40))

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import mapuot  # noqa: E402
 from mapuot import compiled  # noqa: E402
 from mapuot.torch import SamplesLoss, sinkhorn_divergence, sinkhorn_loss  # noqa: E402
+from mapuot.torch_kernels import DISTANCES  # noqa: E402
 
 DEVICES = ["cpu", *(CUDA if torch.cuda.is_available() else [])]
 TIGHT = {"tol": 1e-10, "threads": 1}
@@ -478,9 +479,9 @@ def test_kernel_losses_agree_with_geomloss(name, lead):
 
 
 @pytest.mark.parametrize("name", KERNEL_LOSSES)
-def test_kernel_losses_gradcheck(name, monkeypatch):
+def test_kernel_losses_gradcheck(name, using):
     """All four derivatives, in pieces of a few rows, and with a point of x that is also one of y."""
-    monkeypatch.setattr("mapuot.torch_kernels.PIECE", 20)
+    using(DISTANCES, pairs=20)
     loss = SamplesLoss(name, blur=0.4)
     a, x, b, y = measures(n=5, m=4, mass=1.4)
     assert torch.autograd.gradcheck(loss, (a, x, b, y), eps=1e-6, atol=1e-7)

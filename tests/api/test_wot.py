@@ -1,7 +1,6 @@
 """Time courses: wot's couplings, simulated growth that is known, descendants and ancestors."""
 
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import mapuot
+from mapuot.problem.settings import POINTS
 from mapuot.wot import OTModel, components
 
 
@@ -213,10 +213,10 @@ def test_components_keep_what_varies():
     np.testing.assert_allclose(np.asarray(M), right / np.median(right), atol=1e-9)
 
 
-def test_points_take_the_place_of_a_large_cost(monkeypatch):
+def test_points_take_the_place_of_a_large_cost(using):
     X, days, _ = course(((25, 15), (20, 12)))
     small = OTModel(X, days=days, scale_cost=7.0).coupling(0, 1)
-    monkeypatch.setattr(sys.modules["mapuot.wot"], "MOST_ENTRIES", 10)
+    using(POINTS, most_formed=10)
     large = OTModel(X, days=days, scale_cost=7.0).coupling(0, 1)
     assert large.result.problem.cost.cloud is not None
     np.testing.assert_allclose(large.result.plan, small.result.plan, atol=1e-6)

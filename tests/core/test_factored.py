@@ -8,6 +8,7 @@ from problems import Case, clouds, verify
 from mapuot.backends import factored
 from mapuot.backends.cpu import blas, core_solve
 from mapuot.backends.cpu.factored import HostPlans
+from mapuot.backends.settings import FACTORS
 
 needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 
@@ -51,9 +52,9 @@ def wide_masses(m, n, reg, seed):
 
 
 @pytest.fixture
-def soon(monkeypatch):
+def soon(monkeypatch, using):
     """Limit the passes, so that the steps begin far from the answer."""
-    monkeypatch.setattr(factored, "MOST_PATIENCE", 0)
+    using(FACTORS, most_patience=0)
     monkeypatch.setattr(core_solve, "kept", [])  # records that were filled with the usual patience
 
 
@@ -220,7 +221,7 @@ def blas_threads():
 
 
 @pytest.mark.parametrize("serial", [0, 1000])
-def test_factors_use_the_threads_asked_for(serial, soon, monkeypatch):
+def test_factors_use_the_threads_asked_for(serial, soon, monkeypatch, using):
     """OpenBLAS took all cores whatever ``threads`` said, and two busy cores took ten times as long as one."""
     if not blas.libraries().lib_controllers:
         pytest.skip("this BLAS has no control of its threads")
@@ -233,7 +234,7 @@ def test_factors_use_the_threads_asked_for(serial, soon, monkeypatch):
         return solve(self, *asked)
 
     monkeypatch.setattr(HostPlans, "solve", watched)
-    monkeypatch.setattr("mapuot.backends.cpu.factored.SERIAL_UNKNOWNS", serial)
+    using(FACTORS, serial_unknowns=serial)
     assert clusters(14, 14, 1e-4).solve(threads=2).converged
     assert seen == {1 if serial else 2}
     assert blas_threads() == before

@@ -8,6 +8,7 @@ from scipy.special import logsumexp
 
 from mapuot import log_matmul
 from mapuot.arrays import host
+from mapuot.backends.cuda.settings import DEVICE_LAUNCHES
 
 EPS = {"float64": 2.0**-53, "float32": 2.0**-24}
 SHAPES = [(1, 1, 1), (3, 5, 9), (7, 1, 130), (33, 300, 50), (40, 70, 65), (65, 17, 3), (130, 70, 150)]
@@ -41,7 +42,7 @@ def assert_right(out, A, B):
 
 
 @pytest.fixture(params=PATHS)
-def array(request, monkeypatch):
+def array(request, monkeypatch, using):
     if request.param == "cpu":
         return np.asarray
     import cupy
@@ -50,7 +51,7 @@ def array(request, monkeypatch):
 
     for dtype in EPS:
         monkeypatch.setitem(on_gpu.LIBRARY_TERMS, dtype, 0 if request.param == "cuBLAS" else 1 << 60)
-    monkeypatch.setattr(on_gpu, "FEW_TILES", 1 << 60 if request.param == "tiles of 32" else 0)
+    using(DEVICE_LAUNCHES, few_tiles=1 << 60 if request.param == "tiles of 32" else 0)
     return cupy.asarray
 
 

@@ -7,6 +7,7 @@ import pytest
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
+from mapuot.backends.settings import CALLS
 from mapuot.route.front import Start
 from mapuot.route.plain import PlainResult
 
@@ -127,10 +128,10 @@ def test_options_that_only_equal_good_ones(options):
             case.solve(**options)
 
 
-def test_a_call_that_would_take_long_is_left(monkeypatch):
+def test_a_call_that_would_take_long_is_left(monkeypatch, using):
     """A solve that would keep the core busy for longer than Ctrl-C may wait takes the ordinary path to the same end."""
     core = import_module("mapuot.backends.cpu.core_solve")
-    monkeypatch.setattr(core, "MOST_PASSES", 5)
+    using(CALLS, most_passes=5)
     monkeypatch.setattr(core, "kept", [])
     case = clouds(16, 16, reg=0.01)
     result = case.solve()

@@ -17,6 +17,7 @@ from mapuot.backends.cuda import launch as cuda_launch
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul
 from mapuot.backends.cuda.coarse import DEVICE_COARSE
 from mapuot.backends.cuda.launch import switches
+from mapuot.backends.cuda.settings import DEVICE_LAUNCHES
 from mapuot.problem.problem import Problem
 
 COLUMNS = (200, 528, 1030, 2040, 4100, 9000, 20000)
@@ -90,7 +91,7 @@ if __name__ == "__main__":
     corrected()
     cuda_launch.MAX_SLOTS, cuda_launch.RING_BYTES = 4, 0
     for n in COLUMNS:
-        cuda_launch.BLOCKS = 2 if n <= 8192 else 8
+        DEVICE_LAUNCHES.most_blocks = 2 if n <= 8192 else 8
         if n > 8192 and "racecheck" in switches():
             break  # it does not follow writes between the blocks of a cluster
         for narrow in (True, False):

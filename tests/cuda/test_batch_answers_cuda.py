@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import mapuot
 from mapuot.arrays import host
+from mapuot.problem.settings import STATISTICS
 
 pytestmark = pytest.mark.gpu
 
@@ -86,9 +87,9 @@ def test_arrays_of_the_host_come_back_to_it():
 
 
 @pytest.mark.parametrize("name", ["median", "mean", "std", "max"])
-def test_units_of_each_pair_are_found_on_the_device(name, monkeypatch):
+def test_units_of_each_pair_are_found_on_the_device(name, using):
     """Many small clouds are formed together there, and have the units that the host finds one by one."""
-    monkeypatch.setattr("mapuot.problem.scale.AT_ONCE", 100)
+    using(STATISTICS, costs_at_once=100)
     rng = np.random.default_rng(0)
     clouds = [rng.normal(size=(k, 2)) * k for k in (4, 9, 6)]
     there = [cp.asarray(x) for x in clouds]
@@ -96,7 +97,7 @@ def test_units_of_each_pair_are_found_on_the_device(name, monkeypatch):
     found = mapuot.solve_batch(mapuot.PointCloud(there, there[::-1]), **how)
     assert_allclose(found.scale_cost, mapuot.solve_batch(mapuot.PointCloud(clouds, clouds[::-1]), **how).scale_cost)
     assert_allclose(mapuot.pairwise(there, **how), mapuot.pairwise(clouds, **how), rtol=1e-5)
-    monkeypatch.setattr("mapuot.problem.scale.ALL", 5)
+    using(STATISTICS, all_costs=5)
     far = mapuot.solve_batch(mapuot.PointCloud(there, there[::-1]), **how)
     assert np.isfinite(far.scale_cost).all()
 

@@ -11,6 +11,7 @@ from problems import Case, histograms, verify
 from mapuot import PointCloud, gromov_pairwise, solve, solve_batch
 from mapuot.arrays import host
 from mapuot.backends.cuda import batch as cuda_batch
+from mapuot.backends.cuda.settings import DEVICE_BATCHES
 
 pytestmark = pytest.mark.gpu
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
@@ -184,16 +185,16 @@ def test_last_pass_is_a_float64_one():
             assert result.dual[k] <= right.dual + right.gap <= result.dual[k] + result.gap[k] + 1e-12 + right.gap
 
 
-def test_vectors_outside_of_shared_memory(monkeypatch):
+def test_vectors_outside_of_shared_memory(using):
     x, y, a, b = clouds_of(((150, 131), (140, 133)), 3)
     cloud = PointCloud(x, y)
     known = {"reg": 0.01, "reg_m": 1.0, "backend": "cuda"}
     inside = solve_batch(cloud, a, b, **known)
-    monkeypatch.setattr(cuda_batch, "SHARED_ROOM", 0)
+    using(DEVICE_BATCHES, shared_room=0)
     outside = solve_batch(cloud, a, b, **known)
     assert (outside.n_passes == inside.n_passes).all()
     assert_allclose(outside.dual, inside.dual, rtol=1e-12)
-    monkeypatch.setattr(cuda_batch, "ROOM", 0)  # no block has room: each problem is solved alone
+    using(DEVICE_BATCHES, room=0)  # no block has room: each problem is solved alone
     alone = solve_batch(cloud, a, b, **known)
     assert not any("together" in how for how in alone.how)
     assert_allclose(alone.dual, inside.dual, rtol=1e-6)

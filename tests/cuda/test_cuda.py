@@ -22,6 +22,7 @@ from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import coarse as cuda_coarse
 from mapuot.backends.cuda import kernels, warm_up
 from mapuot.backends.cuda import operator as cuda_operator
+from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS, DEVICE_LAUNCHES
 from mapuot.backends.reference import backend as reference
 from mapuot.backends.settings import COARSE
 from mapuot.files import load_checkpoint
@@ -113,12 +114,11 @@ def path(request, monkeypatch):
 
 
 @pytest.fixture
-def spread(request, monkeypatch):
+def spread(request, using):
     """Rows of more than 512 columns lie on the warps of clusters of so many blocks."""
     if int(cp.cuda.Device().compute_capability) < 90:
         pytest.skip("the persistent kernel needs sm_90")
-    monkeypatch.setattr(kernels, "SPREAD_COLUMNS", 512)
-    monkeypatch.setattr(kernels, "SPREAD_CLUSTERS", (request.param,))
+    using(DEVICE_LAUNCHES, spread_columns=512, spread_clusters=(request.param,))
 
 
 SHAPES = [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001), (9, 65000)]
@@ -135,10 +135,10 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
     check_passes(shape, precision, narrow, 5)
 
 
-def test_portable_blocks_do_columns_in_rounds(monkeypatch):
+def test_portable_blocks_do_columns_in_rounds(monkeypatch, using):
     """Rows too wide for a block are right in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
-    monkeypatch.setattr(import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
+    using(DEVICE_LAUNCHES, most_blocks=3)
     check_passes((13, 9001), "float64", False, 6)
 
 
@@ -415,7 +415,7 @@ ONE_CALL = {  # how the costs and options differ from plain ones, and whether on
 
 
 @pytest.mark.parametrize("case", ONE_CALL)
-def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
+def test_a_plain_problem_is_solved_in_one_call(monkeypatch, using, case):
     """A solve in one call makes no Problem and no workspace; other cases take the ordinary path; all are right."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
@@ -425,7 +425,7 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     made = []
     workspace = cuda.workspace
     monkeypatch.setattr(cuda, "workspace", lambda *words: made.append(words) or workspace(*words))
-    monkeypatch.setattr(import_module("mapuot.backends.cuda.graph_solve"), "ONCE", False)
+    using(DEVICE_CALLS, sees_masses_first=False)
     given = {"reg": 0.05, "reg_m": 1.0, **given}
     found = solve(cp.asarray(M), a, a, **given)
     assert bool(made) == (not whole)
@@ -580,7 +580,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, sh
         using(cuda_coarse.DEVICE_COARSE, sharp=0.0, least_entries=0)
     module, calls = (import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "graph_solve"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
-    monkeypatch.setattr(calls, "ONCE", False)
+    using(DEVICE_CALLS, sees_masses_first=False)
     if whole and words == "ordered":
         symmetric = None
     else:
@@ -636,16 +636,16 @@ def test_memory_is_counted_first():
      (1.5, "float64", 1e-8, ["float32", "float64"]),
      (0.1, "float64", 1e-6, ["float64"])],
 )  # fmt: skip
-def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, held):
+def test_a_matrix_larger_than_memory(monkeypatch, using, place, rows, precision, tol, held):
     """Memory decides the storage: the first that fits, else K rebuilt in every pass, 32 rows at once."""
     M, a, b = cost(130, 70, 2)
     module = import_module("mapuot.backends.cuda.workspace")
     exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
-    monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
+    using(DEVICE_ARRAYS, block_bytes=80 * 8 * 32)
     beside = 1 << 20
     stores = []
     module.IDLE.clear()  # a workspace of an earlier solve has its room
-    monkeypatch.setattr(import_module("mapuot.backends.cuda.graph_solve"), "MOST_ENTRIES", 0)  # calls are for small M
+    using(DEVICE_CALLS, most_entries=0)  # calls are for small M
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)
@@ -667,13 +667,13 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
      pytest.param("device", (400, 1500), 0.001, "float64", marks=SLOW),
      pytest.param("host", (6000, 20_000), 0.05, "mixed", marks=SLOW)],
 )  # fmt: skip
-def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, precision):
+def test_no_more_memory_is_taken_than_counted(monkeypatch, using, place, shape, reg, precision):
     """No more memory is taken than counted: several blocks, a device matrix, each with a reference, and a large one."""
     large = shape[0] * shape[1] > 10**7
     counted = []
     pool = cp.cuda.MemoryPool()
     if not large:
-        monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 1 << 20)
+        using(DEVICE_ARRAYS, block_bytes=1 << 20)
     module = import_module("mapuot.backends.cuda.workspace")
     monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
     rng = np.random.default_rng(0)

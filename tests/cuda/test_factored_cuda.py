@@ -1,7 +1,5 @@
 """Newton's steps with a factor on a GPU equal the host's, step by step."""
 
-from importlib import import_module
-
 import cupy as cp
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from mapuot.arrays import host
 from mapuot.backends import factored
 from mapuot.backends.cpu.factored import HostPlans
 from mapuot.backends.cuda.factored import DeviceArrayPlans, DevicePlans
+from mapuot.backends.settings import FACTORS
 
 pytestmark = pytest.mark.gpu
 
@@ -148,9 +147,9 @@ def test_bounds_are_true_where_passes_end_before_the_steps(most):
             assert result.n_passes <= most
 
 
-def test_ragged_clouds_in_several_chunks(monkeypatch):
+def test_ragged_clouds_in_several_chunks(using):
     """A chunk without the largest cloud has the shape of all."""
-    monkeypatch.setattr(import_module("mapuot.ascend.factored"), "CHUNK_BYTES", 1)
+    using(FACTORS, chunk_bytes=1)
     clouds = [points(seed)[:, : 30 - 5 * seed] for seed in range(3)]
     known = {"reg": 1.0, "reg_m": np.inf}
     found = mapuot.solve_batch(mapuot.PointCloud(*zip(*clouds, strict=True), scale=1e3), backend="cuda", **known)

@@ -13,6 +13,7 @@ from mapuot.arrays import host
 from mapuot.backends.cpu import marginals as cpu_marginals
 from mapuot.backends.cuda import marginals, operator
 from mapuot.backends.cuda.kernels import Strips
+from mapuot.backends.settings import KERNELS
 from mapuot.marginals.settings import TREES
 from mapuot.problem.cost import Dense
 
@@ -106,13 +107,12 @@ def narrow(using):
 
 
 @pytest.mark.parametrize("shape", ["array", "triangle"])
-def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
+def test_turns_on_the_device_are_those_on_the_host(shape, using):
     """An array, or a triangle, that is too large to come back in each pass agrees with the host."""
     costs, masses = problem(shape, 3, 6)
     masses[1] = None
     here = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
-    monkeypatch.setattr("mapuot.backends.cuda.operator.HOST_ENTRIES", 0)
-    monkeypatch.setattr("mapuot.marginals.blocks.HOST_ENTRIES", 0)
+    using(KERNELS, host_entries=0)
     masses = [x if x is None else cp.asarray(x) for x in masses]  # may lie there, too
     there = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     assert there._body.left.there

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import pickle
-from importlib import import_module
 
 import cupy as cp
 import numpy as np
@@ -22,14 +21,15 @@ from mapuot.backends.cpu import native
 from mapuot.backends.cuda import arrays, vectors
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda.boxes import DeviceBoxes
+from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS
 from mapuot.backends.narrow_points import LOG2_E
-from mapuot.backends.settings import BOXES
+from mapuot.backends.settings import BOXES, NARROW
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
-from mapuot.problem.settings import BLOCKS, POINTS
+from mapuot.problem.settings import BLOCKS, EXTENT, POINTS
 from mapuot.route import on_device
 from mapuot.route.options import make_options
-from mapuot.spaces import distances, embedding
+from mapuot.spaces.settings import SPACES
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 WIDE = [pytest.param(shape, marks=SLOW) for shape in [(300, 40, 2), (257, 129, 21), (1, 2, 40)]]
@@ -139,11 +139,9 @@ def test_where_points_lie_changes_no_answer(using, metric, d, form):
 def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
     """Masses, reg_m, potentials and marginals stay on the device; the host sees n coordinates and orders to sort."""
     using(GROUPS, usual_groups=60)
-    few = {"backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
-    few |= {"problem.problem.MOST_FAR": 99}
+    using(NARROW, least_sample=9, sample=9)
+    using(EXTENT, most_far=99)
     using(POINTS, stays_from=0, auto_entries=1)
-    for name, value in few.items():
-        monkeypatch.setattr(f"mapuot.{name}", value)
     n = 320
     x, y, a, b = clouds(n, n, 2)
     a[5:9], b[7:60] = 0.0, 0.0
@@ -198,8 +196,8 @@ def test_points_on_a_gpu_that_are_not_finite_are_named(value):
 
 
 @pytest.mark.parametrize(("d", "far", "outlier"), [(16, 0.0, 0.0), (40, 1e6, 0.0), (300, 0.0, 1e4), (64, 1e8, 1e3)])
-def test_a_matrix_of_products_errs_by_what_is_told(monkeypatch, d, far, outlier):
-    monkeypatch.setattr(arrays, "MANY_TERMS", 0)
+def test_a_matrix_of_products_errs_by_what_is_told(using, d, far, outlier):
+    using(DEVICE_ARRAYS, many_terms=0)
     x, y, _, _ = clouds(50, 40, d)
     x[3] += outlier
     y[0] -= outlier  # the centre is no outlier
@@ -214,9 +212,9 @@ def test_a_matrix_of_products_errs_by_what_is_told(monkeypatch, d, far, outlier)
 
 
 @pytest.mark.parametrize(("d", "most_terms"), [(3, 0), (20, 0), (20, 1 << 20)])
-def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_terms):
+def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, using, d, most_terms):
     """The host launches two or three kernels more than for the matrix, reads no point, and the pairs once."""
-    monkeypatch.setattr(arrays, "MANY_TERMS", most_terms)
+    using(DEVICE_ARRAYS, many_terms=most_terms)
     x, y = (cp.asarray(z.astype(np.float32)) for z in clouds(50, 40, d)[:2])
     words = {"reg": 0.05 * d, "reg_m": 1.0 * d}
     mapuot.solve(mapuot.PointCloud(x, y), **words)  # prepares the launches of such calls
@@ -247,9 +245,9 @@ def test_a_cloud_is_solved_and_drawn_from_as_its_matrix_is(monkeypatch, d, most_
     np.testing.assert_allclose(found.apply(np.ones(40)), right.apply(cp.ones(40)).get(), rtol=1e-6)
 
 
-def test_rounding_that_stays_on_the_device_counts(monkeypatch):
+def test_rounding_that_stays_on_the_device_counts(monkeypatch, using):
     """The certificate counts the rounding of a product, whether the host or the device reads it."""
-    monkeypatch.setattr(arrays, "MANY_TERMS", 0)
+    using(DEVICE_ARRAYS, many_terms=0)
     x, y = map(cp.asarray, clouds(50, 40, 20)[:2])
     cloud = mapuot.PointCloud(x, y)
     errors = []
@@ -415,8 +413,8 @@ def test_products_on_tensor_cores_balance_nearly(metric):
     assert split is not None
 
 
-def test_coordinates_beyond_float16_take_no_tensor_cores(monkeypatch):
-    monkeypatch.setattr("mapuot.backends.narrow_points.MOST_ERROR", np.inf)
+def test_coordinates_beyond_float16_take_no_tensor_cores(using):
+    using(NARROW, most_error=np.inf)
     x, y, a, b = clouds(45, 70, 9)
     for far, sums in ((0.0, "product_sums"), (1e5, "tile_sums")):
         x[5] += far
@@ -592,9 +590,8 @@ def test_gromov_is_that_of_the_cpu():
 
 
 @pytest.mark.parametrize("power", [1.0, 1.4])
-def test_products_with_true_distances_are_made_on_the_device(power, monkeypatch):
-    monkeypatch.setattr(distances, "FORMED", 10)
-    monkeypatch.setattr(embedding, "DEVICE_BLOCK", 150)
+def test_products_with_true_distances_are_made_on_the_device(power, using):
+    using(SPACES, formed_points=10, device_entries=150)
     x, y, a, b = clouds(30, 25, 3)
     given = {"a": a / a.sum(), "b": b / b.sum(), "reg": 0.05, "reg_m": 0.5, "init": "independent"}
     given |= {"metric": "euclidean", "power": power, "landmarks": 8}
@@ -607,10 +604,9 @@ def test_products_with_true_distances_are_made_on_the_device(power, monkeypatch)
 @pytest.mark.parametrize("dim", [3, 17])
 @pytest.mark.parametrize("tol", [1e-3, 1e-8])
 @pytest.mark.parametrize(("reg", "reg_m"), [(2.0, 0.3), (1e-3, 0.3), (0.01, np.inf)])
-def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg, reg_m):
+def test_points_on_the_device_are_solved_in_one_call(monkeypatch, using, dim, tol, reg, reg_m):
     """Points are solved in one call, symmetric or without a larger reg; a call that ends too soon is repeated."""
-    plain = import_module("mapuot.backends.cuda.graph_solve")
-    monkeypatch.setattr(plain, "ONCE", False)
+    using(DEVICE_CALLS, sees_masses_first=False)
     rng = np.random.default_rng(3)
     x = rng.random((60, dim))
     y = rng.random((50, dim))

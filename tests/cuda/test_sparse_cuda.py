@@ -14,6 +14,7 @@ from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import pairs as stored
 from mapuot.backends.cuda import sparse as on_gpu
+from mapuot.backends.cuda.settings import DEVICE_PAIRS
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
@@ -69,14 +70,14 @@ def full_and_empty(rng, m, n, share):
         for case in product((0, 1 << 40), ("float64", "mixed"), ("kl", "l2"))
     ],
 )
-def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch):
+def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch, using):
     """Passes agree with and without row sums in shared memory; rows of a block, of several turns, and empty rows."""
     rng = np.random.default_rng(4)
     m = 300
     n = 1400
     S = full_and_empty(rng, m, n, 0.05)[1]
     words = S, rng.random(m) + 0.1, rng.random(n) + 0.1, precision, 0.5, "product", 20, penalty
-    monkeypatch.setattr(on_gpu, "HELD", held)
+    using(DEVICE_PAIRS, held_entries=held)
     got = passes(cuda, *words, together=True)
     for again, same in zip(passes(cuda, *words, together=True)[1:], got[1:], strict=True):
         np.testing.assert_array_equal(again, same)
@@ -99,10 +100,9 @@ def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
 
 
 @pytest.mark.parametrize("short", [1 << 16, 1 << 8])
-def test_rows_of_every_length(short, monkeypatch):
+def test_rows_of_every_length(short, using):
     """Passes agree for rows and columns of a block's or a few threads' length, empty ones, and a row of all pairs."""
-    for place in (on_gpu, stored):
-        monkeypatch.setattr(place, "SHORT", short)
+    using(DEVICE_PAIRS, short_points=short)
     rng = np.random.default_rng(0)
     m = 70
     n = 3000
@@ -142,11 +142,11 @@ def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
 
 
 @pytest.mark.parametrize("limit", [30, 60])
-def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
+def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch, using):
     """Where only some ranks could use short indices, all ranks compile kernels for the largest rank."""
     S, _, a, b = pairs(20, 30, 0.3)
     want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
-    monkeypatch.setattr(on_gpu, "SHORT", limit)
+    using(DEVICE_PAIRS, short_points=limit)
     take = on_gpu.SparseWorkspace.take_kernel
 
     def among_others(self):

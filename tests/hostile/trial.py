@@ -24,6 +24,7 @@ from scipy import sparse
 import mapuot
 from mapuot.ascend import groups
 from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
+from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS, DEVICE_PAIRS
 from mapuot.backends.settings import BOXES
 from mapuot.problem.settings import POINTS
 
@@ -278,8 +279,8 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
         x, y, *how = problem.points
         there = backend == "cuda" and len(problem.b) % 2 > 0  # half of them from where they are solved
         if there:
-            import_module("mapuot.backends.cuda.graph_solve").ONCE = False  # some are solved in one call
-            import_module("mapuot.backends.cuda.arrays").MANY_TERMS = (0, 1 << 29)[len(problem.a) // 2 % 2]
+            DEVICE_CALLS.sees_masses_first = False  # some are solved in one call
+            DEVICE_ARRAYS.many_terms = (0, 1 << 29)[len(problem.a) // 2 % 2]
             POINTS.stays_from = 0
         if y is x:
             x = as_given(x, there)
@@ -336,8 +337,8 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         import cupy
 
         positional = (cupy.asarray(positional[0]), *positional[1:])  # on the device, where some are solved in one call
-        import_module("mapuot.backends.cuda.graph_solve").ONCE = False
-        vars(import_module("mapuot.backends.cuda.settings").DEVICE_PAIRS).update(least_entries=0, most_reg=1.0)
+        DEVICE_CALLS.sees_masses_first = False
+        vars(DEVICE_PAIRS).update(least_entries=0, most_reg=1.0)
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)

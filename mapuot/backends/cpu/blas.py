@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-SERIAL_UNKNOWNS = 1500  # equations up to here are solved by one thread: a factor takes 30 ms
 LOCK = threading.Lock()
 USERS = list[ExitStack]()  # of each solve under way; the first one's holds the limit of all
 

@@ -16,12 +16,12 @@ from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
 from ..factored import STIFF, patience
 from ..records import STATS
+from ..settings import CALLS
 from ..workspace import FAR_LOG, STORAGE, anderson_depth_of
 from .native import CODES, DTYPES, SERIAL, check, empty, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
 CALL_ENTRIES = 1 << 28  # entries of K that one call reads at most, some .2 s: Ctrl-C waits for the call
-MOST_PASSES = 10_000  # most passes of one call
 USUAL_PASSES = 16  # passes that each of many problems makes at least: decides how many threads are worth waking
 KEPT_BYTES = 1 << 23  # largest scratch memory that is kept between two calls
 KEPT_CALLS = 16  # calls that are kept, of some 9 MB each; programs may have hundreds of threads
@@ -69,7 +69,7 @@ class CoreCall:
     def __init__(self) -> None:
         self.task, self.problem = ffi.new("mapuot_task *"), ffi.new("mapuot_problem *")
         self.terms = self.task.terms
-        self.trace = ffi.new("mapuot_stats[]", MOST_PASSES + 8)
+        self.trace = ffi.new("mapuot_stats[]", CALLS.most_passes + 8)
         self.task.trace = self.trace
         self.scratch = empty(0)
         self.at = ffi.from_buffer("void *", self.scratch)
@@ -96,7 +96,7 @@ def fill_task(
 
     ``strides``: strides of M in entries.
     """
-    most = min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
+    most = min(CALLS.most_passes, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
     rows = ladder(options, max_passes)
     stages = ffi.new("mapuot_stage[]", [(*terms, min(passes, most), one) for *terms, passes, one in rows])
     task.stages, task.count, task.max_passes = stages, len(rows), max_passes

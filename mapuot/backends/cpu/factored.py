@@ -8,7 +8,8 @@ import numpy as np
 from ...penalties import F64
 from ..array_plans import ArrayPlans
 from ..factored import Margin
-from .blas import SERIAL_UNKNOWNS, limited
+from ..settings import FACTORS
+from .blas import limited
 
 LEAST_LOG = -700.0  # exponents below count as this one and give 0: NumPy takes 10 times as long where they underflow
 LEAST_WEIGHT = np.exp(np.full(8, LEAST_LOG))[0]  # by the same vectors
@@ -33,7 +34,7 @@ class HostPlans(ArrayPlans):
         weights -= LEAST_WEIGHT
 
     def working(self) -> AbstractContextManager[None]:
-        if min(self.m, self.n) <= SERIAL_UNKNOWNS:
+        if min(self.m, self.n) <= FACTORS.serial_unknowns:
             return limited(1)
         return limited(self.threads)
 

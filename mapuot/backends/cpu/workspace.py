@@ -23,7 +23,7 @@ from ..limits import fill, limits_of
 from ..records import STATS, put, stats_of
 from ..rules import START
 from ..settings import CALLS
-from ..workspace import STORAGE, Workspace, for_users, anderson_depth_of
+from ..workspace import STORAGE, Workspace, anderson_depth_of, for_users
 from . import native
 from .native import check, empty, matrix, padded, pointer
 from .operator import HostOperator

@@ -19,15 +19,14 @@ from ...problem.side import Side
 from ...problem.validate import check_columns
 from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
+from .settings import DEVICE_ARRAYS
 from .vectors import pinned
 
-BLOCK_BYTES = 1 << 28  # bytes of a numpy M that are on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
 CANDIDATES = 8  # points of y; point_tables.cu makes one of them the origin of a product
 FACTORS = 32  # points a block of point_tables.cu, to compute their factors
 MANY = 16  # dimensions; from here on a matrix product may form costs faster than differences do
 TALL = 512  # dimensions; from here on a few points take .18 ms and more by differences, as a product does (H200)
-MANY_TERMS = 1 << 29  # coordinates of pairs: by differences in .15 ms, by a product in .17 (H200, 64 dimensions)
 FEW = 12  # dimensions; up to here a pass over 20,000 points is faster than a pass that reads their K
 
 
@@ -50,12 +49,12 @@ def free_memory(enough: int) -> int:
 
 
 def rows_at_once(M: Any) -> int:
-    """Return the rows of a block: all rows of a matrix on the device, else as many as BLOCK_BYTES hold."""
+    """Return the rows of a block: all rows of a matrix on the device, else as many as `DEVICE_ARRAYS` allows."""
     m, n = M.shape
     if isinstance(M, cp.ndarray):
         most: int = m
     else:
-        most = max(1, BLOCK_BYTES // (n * M.dtype.itemsize))
+        most = max(1, DEVICE_ARRAYS.block_bytes // (n * M.dtype.itemsize))
     return most
 
 
@@ -144,7 +143,7 @@ def most_bytes(M: Any) -> int | None:
     """Return the bytes of M to move to the device at once; None if M is there."""
     if isinstance(M, cp.ndarray):
         return None
-    return BLOCK_BYTES
+    return DEVICE_ARRAYS.block_bytes
 
 
 class Room:
@@ -240,7 +239,7 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, Any]:
     by (d + 1) u s. Coordinates err by 6.3 u sqrt(s), which adds 18 u s; their factor adds 8 u s.
     """
     (m, n), d, (metric, scale) = cloud.shape, cloud.dim, cloud.core
-    if not metric.square or cloud.bits or d < MANY or (d < TALL and m * n * d < MANY_TERMS):
+    if not metric.square or cloud.bits or d < MANY or (d < TALL and m * n * d < DEVICE_ARRAYS.many_terms):
         return costs(cloud), 0.0
     rows, columns = map(cp.asarray, cloud.here or (cloud.rows, cloud.columns))
     options = {"STORE": 0, "COST": 0}

@@ -25,13 +25,12 @@ from ..records import STALLED, STATUS, put
 from . import backend
 from .arrays import FEW, clouds_tables
 from .kernels import BATCH_DEPTH, BATCH_KINDS, RECORDS, Job, by_value, kernel, small_options
+from .settings import DEVICE_BATCHES
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # most range(M) / reg for a float32 K without absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # most range(M) / reg for a float64 K that never absorbs potentials
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
-ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
-SHARED_ROOM = 96 << 10  # bytes a block for two blocks on a multiprocessor, with the column vectors
 LEAST_PART = 1024  # of batch_made.cu: sums that parts of the rows have
 LONE = 1 << 19  # pairs of a problem: fewer than LONE_PROBLEMS of this size are quicker one by one
 LONE_PROBLEMS = 16
@@ -58,7 +57,7 @@ def made_of(task: BatchProblem) -> int | None:
     dims = [0] if not clouds or forms(task) else []
     if clouds and clouds.whole.dim <= FEW and clouds.whole.core[0].form:
         dims.insert(0, clouds.whole.dim)
-    return next((d for d in dims if made_room(task.shape, d) <= ROOM), None)
+    return next((d for d in dims if made_room(task.shape, d) <= DEVICE_BATCHES.room), None)
 
 
 def made_room(shape: tuple[int, int], dim: int) -> int:
@@ -210,7 +209,7 @@ class DeviceBatch:
             return {}
         self.room = made_room((m, n), self.dim)
         columns = 8 * BATCH_KINDS * n
-        held = self.room + columns <= SHARED_ROOM
+        held = self.room + columns <= DEVICE_BATCHES.shared_room
         self.room += held * columns
         sizes = {"row_absorbed": m}
         if not held:

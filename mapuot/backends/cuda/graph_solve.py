@@ -27,10 +27,10 @@ from . import backend
 from .arrays import COSTS, on_device, pinned
 from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kernel
 from .launch import BOTH, TRACE_PASSES, Chain, Launch, device_limits, switches
+from .settings import DEVICE_CALLS
 from .stream import stream, view_of
 from .workspace import IDLE_WORDS, MOST_IDLE, SAFE_SPREAD, DeviceWorkspace
 
-MOST_ENTRIES = 1 << 28  # of M: for a larger M the host's work before and after does not matter
 TOGETHER_AT_ONCE = 8  # passes of one potential between two status checks: most solves take 5 to 10
 BLOCK_ENTRIES = 1 << 11  # least entries of M for a block of ``begin``: a smaller grid synchronises faster
 HEAD = 8  # words of an answer before its trace
@@ -321,7 +321,6 @@ class SolveLaunches:
         return M.reshape(self.shape), exponents
 
 
-ONCE = True  # masses seen for the first time take the ordinary solve: `SolveLaunches` costs as much as such a solve
 MOST_SEEN = 64
 SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls with masses that came once
 KEPT: OrderedDict[Any, SolveLaunches] = OrderedDict()  # of calls that have returned; their launches may still run
@@ -341,13 +340,13 @@ def begin(
     ``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q, r)
     such that costs round by at most p x + q + r, x the largest cost; r may be on the device (`SquareRounding`).
     """
-    if M.size > MOST_ENTRIES or M.data.ptr % ALIGNED:
+    if M.size > DEVICE_CALLS.most_entries or M.data.ptr % ALIGNED:
         return None
     here = cp.cuda.runtime.getDevice(), cp.cuda.get_current_stream().ptr, switches()
     key = *here, M.shape, M.dtype.char, id(rows), id(cols), reg, options, most
     prepared = KEPT.pop(key, None)
     if prepared is None:
-        if ONCE and key not in SEEN and not (is_even(rows) and is_even(cols)):
+        if DEVICE_CALLS.sees_masses_first and key not in SEEN and not (is_even(rows) and is_even(cols)):
             SEEN[key] = None
             if len(SEEN) > MOST_SEEN:
                 SEEN.popitem(last=False)

@@ -23,6 +23,7 @@ from ...contract import ANDERSON_DEPTHS
 from ...enums import SOURCE
 from .. import records
 from ..workspace import anderson_depth_of
+from .settings import DEVICE_LAUNCHES
 
 AHEAD = SOURCE.parent / "_ahead"  # binaries in a wheel: src_cuda/ahead.py
 
@@ -44,8 +45,6 @@ ANY_SIDES = {
 }  # sums between points do not depend on penalties
 MAX_SLOTS, MAIL = 32, 16  # most slots of a ring; for spread rows, the steps that a mailbox holds
 POSTS, CLUSTERS = 128, 64  # most numbers that a block posts; clusters of a coarse correction
-SPREAD_COLUMNS = 32768  # wider rows are spread
-SPREAD_CLUSTERS = (2, 4, 8, 16)  # blocks that may share a spread row; the smallest that fits is used
 FULL_STRIPS = 8192  # wider rows of 15/16 to 1 times a power of 2 are spread, too: their strips are nearly full
 TILE_BYTES = 190_000  # shared memory for the rings of a block
 SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass itself
@@ -146,8 +145,8 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
     A tile has two rows if three such tiles of each warp (five in the largest clusters) fit into shared memory.
     """
     chunk = 16 // ITEMSIZE[dtype]
-    for cluster in SPREAD_CLUSTERS:
-        tiles = 3 if cluster < SPREAD_CLUSTERS[-1] else 5
+    for cluster in DEVICE_LAUNCHES.spread_clusters:
+        tiles = 3 if cluster < DEVICE_LAUNCHES.spread_clusters[-1] else 5
         if 2 * tiles * ITEMSIZE[dtype] * ld // cluster <= TILE_BYTES:
             rows = 2
         else:
@@ -171,7 +170,7 @@ def fitting(narrow: bool, ld: int, chunk: int) -> Shape | None:
 def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     """Return the narrowest shape that covers a row; None if no persistent kernel does."""
     chunk = 16 // ITEMSIZE[dtype]
-    if ld > SPREAD_COLUMNS:
+    if ld > DEVICE_LAUNCHES.spread_columns:
         return spread_shape(ld, dtype)
     if dtype == "float32" and ld > FULL_STRIPS and ld > (1 << (ld - 1).bit_length()) * 15 // 16:
         cluster = (1 << (ld - 1).bit_length()) // FULL_STRIPS

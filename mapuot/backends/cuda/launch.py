@@ -20,7 +20,6 @@ import numpy as np
 
 from ...arrays import PAD
 from .kernels import (
-    BLOCKS,
     ITEMSIZE,
     MAIL,
     MAX_SLOTS,
@@ -39,6 +38,7 @@ from .kernels import (
     shape_options,
     together,
 )
+from .settings import DEVICE_LAUNCHES
 
 PERSISTENT, BULK = 80, 90  # least compute capabilities for persistent kernels, and for bulk copies
 TRACE_PASSES = 256  # passes that the record of one launch holds
@@ -247,11 +247,15 @@ class Persistent:
         self.parts = self.slabs = 0
         if shape.SPREAD:
             self.shared = self.run.max_dynamic_shared_size_bytes = shared
-            self.spread(m, ld, ITEMSIZE[dtype], min(processors, BLOCKS), shared - offset)
+            self.spread(m, ld, ITEMSIZE[dtype], min(processors, DEVICE_LAUNCHES.most_blocks), shared - offset)
             return
         tile = shape.tile_bytes(ld, ITEMSIZE[dtype])
         tiles = -(-m // shape.R)
-        most = min(processors, BLOCKS, 64 if ld <= FEW_COLUMNS and m <= FEW_COLUMNS else BLOCKS)
+        most = min(
+            processors,
+            DEVICE_LAUNCHES.most_blocks,
+            64 if ld <= FEW_COLUMNS and m <= FEW_COLUMNS else DEVICE_LAUNCHES.most_blocks,
+        )
         want = -(-tiles // shape.groups) * shape.CLUSTER
         self.parts = min(most, want) // shape.CLUSTER * shape.CLUSTER
         self.slots = min(MAX_SLOTS, (shared - offset) // (shape.groups * tile))
@@ -413,7 +417,7 @@ class Iterate:
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Compile the portable kernels: one read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
-        self.split_columns(min(BLOCKS, self.processors, -(-self.n // line(self.anderson_depth))))
+        self.split_columns(min(DEVICE_LAUNCHES.most_blocks, self.processors, -(-self.n // line(self.anderson_depth))))
         self.copies = self.slab = 1
         self.most = GRAPH_PASSES
         self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)

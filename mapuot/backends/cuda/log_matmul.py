@@ -9,9 +9,9 @@ import cupy as cp
 import numpy as np
 
 from .kernels import kernel
+from .settings import DEVICE_LAUNCHES
 
 LIBRARY_TERMS = {"float64": 1 << 27, "float32": 1 << 30}  # multiplications; from here on cuBLAS is faster
-FEW_TILES = 264  # two tiles a multiprocessor: if there are fewer, smaller tiles fill the device better
 
 
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
@@ -21,7 +21,7 @@ def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     wide = A.dtype == np.float64
     shared = B.ndim == 2
     copies = 1 if shared else p
-    if p * -(-m // 64) * -(-n // 64) >= FEW_TILES:
+    if p * -(-m // 64) * -(-n // 64) >= DEVICE_LAUNCHES.few_tiles:
         tile = 64
     else:
         tile = 32

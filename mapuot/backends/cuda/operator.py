@@ -22,9 +22,10 @@ from ...problem.sparse import Sparse
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
 from ..draw import runs
-from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
+from ..kernel import FLUSH_PRODUCT, TINY
 from ..operator import BLOCK_BYTES, Operator
 from ..records import put
+from ..settings import KERNELS
 from ..workspace import STORAGE
 from . import vectors
 from .arrays import Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
@@ -416,7 +417,7 @@ class DeviceOperator(Operator):
             streams = 0
         self.sizes = sizes
         self.starts = np.cumsum([0, *sizes]).view(np.float64)  # sent along
-        few = self.ld if n <= HOST_ENTRIES else 0
+        few = self.ld if n <= KERNELS.host_entries else 0
         self.room = Room({"starts": len(self.starts), "factors": sum(sizes), "base": m, "s": m, "sums": few})
         self.parts = cp.empty(0 if few and streams == 1 else streams * self.ld)
         if few:
@@ -440,7 +441,7 @@ class DeviceOperator(Operator):
         n = self.shape[1]
         room.send(starts=self.starts, factors=v, base=base)
         self.sweep(fi)
-        if n <= HOST_ENTRIES:
+        if n <= KERNELS.host_entries:
             room.bring("s", "sums")
             return room["s"], room["sums"][:n]
         room.bring("s")
@@ -482,7 +483,7 @@ class DeviceOperator(Operator):
             self.clusters = self.exchange(self.labels, u / u.max(), self.vector(v, sizes))
         if sums is None:
             sums = cp.asarray(u) @ self.matrix
-        return log_s, host(sums) if self.shape[1] <= HOST_ENTRIES else sums, float(u.max())
+        return log_s, host(sums) if self.shape[1] <= KERNELS.host_entries else sums, float(u.max())
 
     def vector(self, v: F64, sizes: Any) -> Any:
         """Return the vector v on the device; ``sizes``: v holds its factors; form their product."""

@@ -21,13 +21,13 @@ from ..workspace import STORAGE
 from .arrays import on_device
 from .kernels import ITEMSIZE, STORES, by_value, kernel
 from .operator import DeviceOperator
+from .settings import DEVICE_PAIRS
 
 RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
 PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
 THREADS = 256  # RUN_THREADS of sparse.cuh
 EACH = 8  # mean entries of a row for each thread: AHEAD of sparse.cuh
 LONG = 64  # most entries for each thread: a longer row gets a block
-SHORT = 1 << 16  # up to this many rows and columns an index has 16 bits
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 
 
@@ -80,7 +80,7 @@ class Runs:
 
 
 def index_bytes(shape: tuple[int, int]) -> int:
-    return 2 if max(shape) <= SHORT else 4
+    return 2 if max(shape) <= DEVICE_PAIRS.short_points else 4
 
 
 def blocks_for(record: Any, most: int = 1 << 20) -> int:

@@ -18,7 +18,7 @@ from .arrays import need_memory
 from .kernels import BLOCKS, ITEMSIZE, Shape, by_value, kernel, line, ring_offset, shape_options
 from .kernels import THREADS as ALL_THREADS
 from .launch import BULK, GRAPH_PASSES, PERSISTENT, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
-from .pairs import SHORT, THREADS, DevicePairs, PairOperator, blocks_for, index_bytes
+from .pairs import THREADS, DevicePairs, PairOperator, blocks_for, index_bytes
 from .settings import DEVICE_PAIRS
 from .workspace import DeviceWorkspace
 
@@ -27,7 +27,6 @@ RESIDENT = 4  # blocks on a multiprocessor in a pass; each block writes scalars 
 PIECE = 256  # columns of a part that one warp sums
 ROW_SCALARS = 5  # NEXT_B of state.cuh
 BESIDE = 1 << 15  # bytes of shared memory left for other uses
-HELD = 64  # mean entries of a row; with more, the vector that they multiply is kept in shared memory
 OWN = {
     ANDERSON_DEPTHS[0]: (5,),
     ANDERSON_DEPTHS[1]: (5, 10, 20),
@@ -41,7 +40,7 @@ KERNELS = ("sparse_rows", "sparse_columns", "part_sums", "part_moves")
 def many_at_once(shape: tuple[int, int]) -> bool:
     """Tell whether one launch can make many passes over stored pairs."""
     newer = device_limits(cp.cuda.Device().id)[0] >= PERSISTENT and "portable" not in switches()
-    return newer and max(shape) <= SHORT
+    return newer and max(shape) <= DEVICE_PAIRS.short_points
 
 
 def keeps_pairs(problem: Any) -> bool:
@@ -95,7 +94,7 @@ class PairPasses(Persistent):
         sides = pairs.rows, pairs.cols
         own = next(d for d in OWN[depth] if depth == ANDERSON_DEPTHS[0] or share * depth <= ALL_THREADS * d)
         longest = max(runs.count for runs in sides)
-        held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
+        held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= DEVICE_PAIRS.held_entries * longest
         if leaps:
             more = {"CLUSTER": cluster, "LEAPS": 1}
         else:

@@ -23,7 +23,6 @@ from .kernels import (
     MODULES,
     NARROW_SHAPES,
     PORTABLE_SHAPES,
-    SPREAD_COLUMNS,
     STORES,
     WIDE_SHAPES,
     Job,
@@ -36,6 +35,7 @@ from .kernels import (
 )
 from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
 from .points import DIM, EXPANDED, STEP, WIDE_PIECE, WIDE_PRODUCTS, depth_of, ends_of, sizes_of, sums_job
+from .settings import DEVICE_LAUNCHES
 from .sparse import CLUSTER, OWN, pair_options
 from .stream import PLAIN, stream_job
 
@@ -106,8 +106,8 @@ def batch_jobs() -> list[Job]:
 
 def jobs(capability: int) -> list[Job]:
     """List all kernels with their options."""
-    widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in (*NARROW_SHAPES, *WIDE_SHAPES)})
-    widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)]  # widths of spread rows
+    widths = sorted({min(shape.width, DEVICE_LAUNCHES.spread_columns) for shape in (*NARROW_SHAPES, *WIDE_SHAPES)})
+    widths += [1 << k for k in range(DEVICE_LAUNCHES.spread_columns.bit_length(), 18)]  # widths of spread rows
     bulk = capability >= BULK
     found = [job for n in widths for dtype in DTYPES for job in persistent_jobs(n, n, dtype, KL, bulk)]
     for shape in PORTABLE_SHAPES:  # passes of one potential

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # first, for its clear error without CuPy
-from . import arrays, vectors  # isort: skip
+from . import vectors  # isort: skip
 from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows_at_once  # isort: skip
 import cupy as cp
 
@@ -30,7 +30,7 @@ from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, stats_of
 from ..rules import START
-from ..workspace import LARGEST_LOG, Workspace, for_users, anderson_depth_of
+from ..workspace import LARGEST_LOG, Workspace, anderson_depth_of, for_users
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import (
     BLOCKS,
@@ -49,6 +49,7 @@ from .kernels import (
 )
 from .launch import TRACE_PASSES, Iterate, LaunchLayout, switches
 from .operator import DeviceOperator
+from .settings import DEVICE_ARRAYS
 from .stream import stream_job
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # finite in float32 even times WIDEN; e^BOUND of common.cuh
@@ -263,7 +264,7 @@ class DeviceWorkspace(Workspace):
             self.some = 0
         else:
             self.dtype = "float64"
-            self.some = max(1, min(self.most, arrays.BLOCK_BYTES // (8 * self.ld)))
+            self.some = max(1, min(self.most, DEVICE_ARRAYS.block_bytes // (8 * self.ld)))
             need_memory(0, self.dtype, self.beside("float64") + 8 * self.some * self.ld)
             self.options = replace(self.options, symmetric=False)  # kernels cannot map rows of a block to v
 

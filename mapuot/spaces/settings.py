@@ -1,0 +1,19 @@
+"""Numbers that decide in `spaces/`, each with its unit and the reason or the measurement behind it."""
+
+from dataclasses import dataclass
+
+from ..settings import Settings
+
+
+@dataclass
+class SpaceSettings(Settings):
+    """Which points and distances of two spaces a step of `gromov` reads."""
+
+    start_points: int = 500  # of each space, in the problem of a coarse start (starts.py)
+    formed_points: int = 2000  # up to so many, "euclidean" and "geodesic" form their matrix (distances.py)
+    device_entries: int = 1 << 27  # distances of a block on a GPU: 1 GiB (embedding.py)
+    corner_entries: int = 1 << 21  # of the costs up to which they are formed; of more, each solve makes them (bound.py)
+    plan_entries: int = 1 << 20  # of the plans of pairs that are solved together: 8 MiB (api/gromov_pairs.py)
+
+
+SPACES = SpaceSettings()
