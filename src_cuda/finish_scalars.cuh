@@ -39,8 +39,9 @@ FN void settle_pass(const State &S, Finish &F, const Translation &move, double c
     measure(S, F, move);
     p.turn = p.turn < 5 ? p.turn + 1 : 0; // modulo 6, for sets of three and of two buffers
     p.step = MAPUOT_REPEAT;
-    if (p.narrow > 0 && !usable(F)) {
-        widen_passes(&p);
+    if (p.narrow > 0 && !usable(F)) { // float32 may hold the numbers of a K around the potentials of now
+        if (S.limits.made && p.since_absorb > 0) p.status = MAPUOT_ABSORB;
+        else widen_passes(&p);
         return;
     }
     const bool left = p.since_absorb > 0 && leaves_range(&S.limits, F.row[NEXT_SCALE]);

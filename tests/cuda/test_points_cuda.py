@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import pickle
+from contextlib import closing
 
 import cupy as cp
 import numpy as np
@@ -168,6 +169,27 @@ def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
     np.testing.assert_array_equal(kept.problem.rows.weight, given[0][2])
     for name in found[1]._there:  # which float32 passes leave to the tolerance
         np.testing.assert_allclose(getattr(kept, name), getattr(found[0], name), atol=1e-4)
+
+
+def test_float32_passes_go_on_after_a_new_k(using):
+    """A new K, and a restart on the same K, begin with the sums over v: with 0 in their place passes became float64."""
+    using(POINTS, stays_from=0)
+    x, y, a, b = clouds(40, 33, 3)
+    errors = []
+    for put in (np.asarray, cp.asarray):
+        cloud = mapuot.PointCloud(put(x), put(y), form=None)
+        problem = Problem.from_arrays(cloud, put(a), put(b), 0.05, 1.0, "kl", "product", cuda)
+        problem = cuda.to_device(problem) if put is cp.asarray else problem
+        with closing(cuda.workspace(problem, make_options("auto", "mixed", 1e-6, None, 1))) as workspace:
+            workspace.absorb(np.zeros(33) if put is np.asarray else vectors.zeros(33))
+            found = workspace.iterate(2)
+            workspace.absorb()
+            found += workspace.iterate(2)
+            workspace.restart(workspace.next_log_v)
+            found += workspace.iterate(2)
+            assert workspace.progress["narrow"] > 0
+        errors.append([stat.error for stat in found])
+    np.testing.assert_allclose(*errors, rtol=1e-2)
 
 
 def test_vectors_are_checked_where_they_are(using):

@@ -416,13 +416,13 @@ class DeviceWorkspace(Workspace):
         if self.options.in_place:  # the plan starts as K: u = v = 1
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
+        if not self.fresh:  # before the scalars are written: vectors of the problem on the device share its memory
+            self.arrays["left"].fill(0)
         scaled = weighed(cols[0][:n], x_next, float(self.state["limits"]["rate_cols"]))
         for k, value in enumerate((float(scaled.sum()), float(v.sum())), SCALARS - 2):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
         put(self.progress, dict.fromkeys(("turn", "since_absorb", "status", "leaps"), 0))
-        if not self.fresh:
-            self.arrays["left"].fill(0)
         self.fresh, self.downloaded = False, None
         self.send_progress()
 
