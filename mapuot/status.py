@@ -66,11 +66,13 @@ def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) 
             stalled += f"; use {more}"
         stalled += "; perhaps the allowed pairs cannot carry these masses" * bool(forbidden)
         longer += f"; {stalled}" * forbidden
-    sides = getattr(result.problem, "sides", ())
+    too_small = f"{MASSES_TOO_SMALL}: multiply a and b by the same large number"
+    if has_tiny_masses(result.problem):
+        stalled = too_small
     if np.min(result.problem.reg) < LEAST_REG:
         underflow = "reg is near the least number of float64: multiply M, reg and reg_m by the same large number"
-    elif min((side.mass for side in sides), default=1.0) * min(1.0, np.min(result.problem.reg)) < LEAST_UNIT:
-        underflow = f"{MASSES_TOO_SMALL}: multiply a and b by the same large number"
+    elif has_tiny_masses(result.problem):
+        underflow = too_small
     else:
         underflow = f"M is so far above reg_m that float64 cannot hold the plan: {nearer}"
         if result.gap < math.inf:
@@ -87,6 +89,13 @@ def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) 
         why = result.status
     told = describe_miss(result.error_bound, tol, words)
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
+
+
+def has_tiny_masses(problem: Any) -> bool:
+    """Tell whether products of masses, K and reg leave float64 because the masses are small."""
+    sides = getattr(problem, "sides", ())
+    least = min((side.mass for side in sides), default=1.0)
+    return bool(least * min(1.0, np.min(problem.reg)) < LEAST_UNIT)
 
 
 def beyond_float64(result: Any, lost: float) -> str:

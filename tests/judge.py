@@ -16,7 +16,7 @@ from oracle import LONG
 from scipy import sparse
 
 from mapuot.arrays import host
-from mapuot.status import lost_digits
+from mapuot.status import has_tiny_masses, lost_digits
 
 UNIT = 2.0**-53
 ROUNDINGS = 64
@@ -75,7 +75,8 @@ def claim_of(result: Any) -> Claim:
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
         how=str(result.how), constant=result.problem.constant, own_logs=result.own_logs,
-        translation=result.problem.translation, lost=lost_digits(result),
+        translation=result.problem.translation,
+        lost=np.inf if has_tiny_masses(result.problem) else lost_digits(result),
     )  # fmt: skip
 
 

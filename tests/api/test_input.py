@@ -309,6 +309,13 @@ def test_cure_fits_the_cause():
         mapuot.solve_batch(np.stack([CASE.M, far]), reg=0.1, reg_m=np.inf, tol=1e-3)
 
 
+def test_masses_of_1e_287_are_named():
+    rng = np.random.default_rng(0)
+    M, a = ((rng.random((60, 1, 2)) - rng.random((60, 2))) ** 2).sum(-1), np.full(60, 2e-287)
+    with pytest.warns(mapuot.ConvergenceWarning, match="masses are near the least number of float64.*multiply a and b"):
+        mapuot.solve(M, a, a, reg=1e-3, reg_m=np.inf)
+
+
 def test_log_scalings_beyond_float64_are_named():
     """Parts of M with another mass in their rows than in their columns, at a huge reg_m / reg."""
     rng = np.random.default_rng(0)
