@@ -80,6 +80,8 @@ def as_result(value: Any, name: str) -> Any:
     kind = type(found).__name__
     if kind == "BatchResult":
         cure = f": draw one of its answers, {name}[0]"
+    elif kind == "BarycenterResult":
+        cure = f": its image is {name}.q"
     elif hasattr(found, "coupling"):
         cure = f": draw a coupling, {name}.coupling(t0, t1)"
     else:
@@ -793,6 +795,8 @@ def image(result: Answer, ax: Any = None, show: Any = IMAGES, **style: Any) -> A
     >>> len(mapuot.plot.image(result))
     4
     """
+    if isinstance(ax, str):
+        raise TypeError(f"ax must be Axes of Matplotlib, got the text {ax!r}: pass show={ax!r}")
     solved = as_result(result, "result")
     cost = solved.problem.cost
     if not isinstance(cost, GridCosts):

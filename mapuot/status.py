@@ -48,7 +48,7 @@ def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) 
     """Say why a solve did not reach ``tol``, and name a cure; ``more``: options that may get nearer, in words."""
     missed = result._missed
     forbidden = getattr(result.problem, "forbidden", False)
-    nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
+    nearer = "raise reg or reg_m, bring the costs nearer 0 (as scale_cost='median' does), or rescale the masses"
     if more:
         stalled = f"this way it gets no nearer: use {more}, or a larger {words.tol}"
         least_lost = tol

@@ -120,6 +120,7 @@ ATTRIBUTES = (
         ("coupling_between", "transport_map", "transition", "solve", "solutions", "problems", "compute_transport_map",
          "compute_all_transport_maps", "get_coupling"),
     ),
+    Group(("q",), ("barycenter", "barycentre", "image", "histogram", "mean")),
     Group(("growth",), ("growth_rates", "posterior_growth_rates", "prior_growth_rates")),
     Group(("save",), ("to_file", "dump", "write", "to_dict", "to_csv", "to_pickle")),
 )  # fmt: skip

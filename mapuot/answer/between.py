@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..penalties import F64
+from ..problem.grid import GridCosts
 from ..problem.metrics import METRICS
 from ..problem.validate import as_float, as_share
 from .slopes import cloud_of
@@ -32,7 +33,8 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the semi-couplings).
     Destroyed mass therefore shrinks over time, and created mass grows. Points move on straight lines and masses change
     linearly; with metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic. A point that sends or receives nothing
-    stays at its place. At t = 0 and t = 1 the masses add up to the given masses. The cost must be a `PointCloud`.
+    stays at its place. At t = 0 and t = 1 the masses add up to the given masses. The cost must be a `PointCloud`, or a
+    `Grid`: then the points lie between its nodes.
 
     Parameters
     ----------
@@ -61,6 +63,11 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     """
     t = as_float(t, "t")
     keep = as_share(keep, "keep")
+    if not 0 <= t <= 1:
+        raise ValueError(f"t must be in [0, 1], got {t}")
+    cost = result.problem.cost
+    if isinstance(cost, GridCosts):
+        return straight(result, t, keep, (cost.points(cols=False), cost.points(cols=True)))
     cloud = cloud_of(result)
     if cloud.core[0].unit:
         raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")
@@ -69,25 +76,36 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     geodesics = cloud.core[0] is METRICS["wfr"]
     if not (cloud.core[0].degree or geodesics):
         raise NotImplementedError(f"interpolate goes straight by powers of a distance, got metric {cloud.metric!r}")
-    if not 0 <= t <= 1:
-        raise ValueError(f"t must be in [0, 1], got {t}")
+    if not geodesics:
+        return straight(result, t, keep, (cloud.x, cloud.y))
+    x, y, m0, m1 = ends(result, keep, (cloud.x, cloud.y))
+    if cloud.weights is None:
+        factor = 1.0
+    else:
+        factor = np.sqrt(cloud.weights)
+    return geodesic(x, y, m0, m1, t, np.sqrt((((y - x) * factor) ** 2).sum(1)))
+
+
+def straight(result: Any, t: float, keep: float, points: tuple[F64, F64]) -> Way:
+    """Move the points of both sides on straight lines, and change masses linearly."""
+    x, y, m0, m1 = ends(result, keep, points)
+    masses = (1 - t) * m0 + t * m1
+    return Way((1 - t) * x + t * y, masses, y - x, over(m1 - m0, masses))
+
+
+def ends(result: Any, keep: float, points: tuple[F64, F64]) -> tuple[F64, F64, F64, F64]:
+    """Return where each pair and each lone point begins and ends, and its masses there: x, y, m0, m1."""
     pairs = result.sparse(keep=keep).tocoo()
     i = pairs.row
     j = pairs.col
     P = pairs.data.astype(np.float64)
     (a, m0, lone0), (b, m1, lone1) = (semi(side, k, P) for side, k in zip(result.problem.sides, (i, j), strict=True))
-    x = np.concatenate([cloud.x[i], cloud.x[lone0], cloud.y[lone1]])
-    y = np.concatenate([cloud.y[j], cloud.x[lone0], cloud.y[lone1]])
+    rows, cols = points
+    x = np.concatenate([rows[i], rows[lone0], cols[lone1]])
+    y = np.concatenate([cols[j], rows[lone0], cols[lone1]])
     m0 = np.concatenate([m0, a[lone0], np.zeros(len(lone1))])
     m1 = np.concatenate([m1, np.zeros(len(lone0)), b[lone1]])
-    if geodesics:
-        if cloud.weights is None:
-            factor = 1.0
-        else:
-            factor = np.sqrt(cloud.weights)
-        return geodesic(x, y, m0, m1, t, np.sqrt((((y - x) * factor) ** 2).sum(1)))
-    masses = (1 - t) * m0 + t * m1
-    return Way((1 - t) * x + t * y, masses, y - x, over(m1 - m0, masses))
+    return x, y, m0, m1
 
 
 def semi(side: Any, index: Any, P: F64) -> tuple[F64, F64, Any]:

@@ -23,7 +23,9 @@ from ..errors import shown
 from ..files import split_answer, write
 from ..graphs import breaks_graph
 from ..penalties import F64
+from ..problem.grid import GridCosts
 from ..problem.labels import as_labels, classes_of, one_hot
+from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from ..problem.settings import BLOCKS
 from ..problem.sparse import entries, gathered, is_sparse
@@ -465,16 +467,28 @@ class Result(CertifiedAnswer, Answer):
             return self._stream.apply_transpose(Y)
 
     @breaks_graph
-    def barycentric_map(self, Y: ArrayLike, side: SideName = "rows") -> Any:
+    def barycentric_map(self, Y: ArrayLike | None = None, side: SideName = "rows") -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d).
 
-        With ``side="cols"`` return the mean source of each column, (n, d), for sources Y (m, d).
+        With ``side="cols"`` return the mean source of each column, (n, d), for sources Y (m, d). By default Y are the
+        points of the other side, of a `PointCloud` or a `Grid`.
 
         If the mass of a row underflows float64, the row still has the mean of its conditional plan. Rows that send
         nothing have NaN: rows with mass 0, without an allowed pair, or with all mass kept back (penalties "tv", "l2"
         and "range").
         """
-        return self._images(Y, as_choice(side, "side", ("rows", "cols")) == "cols")
+        turned = as_choice(side, "side", ("rows", "cols")) == "cols"
+        if Y is None:
+            cost = self.problem.cost
+            if isinstance(cost, GridCosts):
+                Y = cost.points(cols=not turned)
+            elif isinstance(cost.cloud, PointCosts) and self.problem.ranks.size == 1:
+                Y = cost.cloud.x if turned else cost.cloud.y
+            else:
+                raise TypeError(
+                    f"Y must be given, the points of the {'rows' if turned else 'columns'}, for {cost.kind}"
+                )
+        return self._images(Y, turned)
 
     def _images(self, Y: Any, turned: bool) -> Any:
         with self.problem.ranks.together() if turned else nullcontext():

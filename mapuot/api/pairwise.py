@@ -28,7 +28,8 @@ def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
     """Return several clouds of points as one `PointCloud`."""
     cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
     if cloud.ndim != 3:
-        raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}")
+        cure = "histograms over common costs M, as rows of A and B, go to mapuot.sinkhorn_divergence(M, A, B)"
+        raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}: {cure}")
     return cloud
 
 

@@ -75,6 +75,9 @@ class Grid(UserCost):
         target: ArrayLike | None = None,
         offset: ArrayLike = 0.0,
     ):
+        if isinstance(shape, int) and isinstance(spacing, int) and spacing > 1:
+            image = f"a grid of {shape} x {spacing} nodes is Grid(({shape}, {spacing}))"
+            raise ValueError(f"spacing must be a float for a shape of one number, got {spacing}: {image}")
         super().__init__(GridCosts(shape, spacing, scale, target=target, offset=offset))
 
     def _hold(self, cost: Any) -> None:
@@ -83,13 +86,7 @@ class Grid(UserCost):
 
     def points(self, side: str = "rows") -> F64:
         """Return the coordinates of the nodes of the rows, (m, d), or with ``side="cols"`` of the columns, (n, d)."""
-        rows = side == "rows"
-        if rows:
-            starts = [0.0] * len(self.spacing)
-        else:
-            starts = self.offset
-        lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]
-        return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, len(lines))
+        return self._cost.points(cols=side != "rows")
 
 
 class GridCosts(Cost):
@@ -114,6 +111,12 @@ class GridCosts(Cost):
     @property
     def kind(self) -> str:
         return f"a grid of {' x '.join(map(str, self.nodes[0]))} nodes"
+
+    def points(self, cols: bool) -> F64:
+        """Return the coordinates of the nodes of a side, (nodes, d)."""
+        starts = self.offset if cols else [0.0] * len(self.spacing)
+        lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[cols], self.spacing, starts, strict=True)]
+        return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, len(lines))
 
     def symmetric(self, backend: Backend | None = None) -> bool:
         return self.nodes[0] == self.nodes[1] and not any(self.offset)
@@ -177,6 +180,8 @@ def flat(value: Any, nodes: tuple[int, ...]) -> Any:
 
 
 def as_nodes(value: Any, name: str) -> tuple[int, ...]:
+    if np.ndim(value) > 1:
+        raise ValueError(f"{name} must be a shape, such as image.shape[:2], got an array of shape {np.shape(value)}")
     if isinstance(value, (tuple, list)):
         sizes = value
     else:

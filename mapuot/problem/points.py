@@ -694,6 +694,8 @@ def as_points(value: Any, name: str, stays: bool = False) -> Any:
     if points.ndim != 2 or 0 in points.shape:
         if points.ndim == 1:
             cure = f": points on a line are {name}[:, None]"
+        elif points.ndim == 3 and points.shape[2] in (3, 4):
+            cure = f": the pixels of an image, as points, are {name}.reshape(-1, {points.shape[2]})"
         else:
             cure = ""
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}{cure}")

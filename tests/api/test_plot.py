@@ -357,6 +357,12 @@ def test_other_objects_of_path_and_image_are_named(solved):
     volume = mapuot.solve(mapuot.Grid((2, 3, 2)), reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match="a Grid with 2 axes, got 3"):
         plot.image(volume)
+    with pytest.raises(TypeError, match="got the text 'received': pass show='received'"):
+        plot.image(volume, "received")
+    mean = mapuot.barycenter(mapuot.Grid((3, 3)), np.ones((2, 3, 3)), reg=1.0)
+    with pytest.raises(TypeError, match=r"got BarycenterResult: its image is result\.q"):
+        plot.image(mean)
+    assert mean.q.shape == (3, 3)
     with pytest.raises(TypeError, match="ax must be an Axes of Matplotlib"):
         plot.convergence(solved[0], ax=3)
 

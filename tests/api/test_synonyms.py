@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from mapuot import cli, synonyms
 M = np.random.default_rng(0).random((5, 6))
 POINTS = np.random.default_rng(1).random((6, 2))
 RESULT = mapuot.solve(M, reg=0.1, reg_m=1.0)
+RESULT_OF_POINTS = mapuot.solve_sample(POINTS, POINTS, reg=0.1, reg_m=1.0)
 BATCH = mapuot.solve_batch(M, np.ones((2, 5)), reg=0.1, reg_m=1.0)
 OWN = set(inspect.signature(mapuot.solve).parameters)
 WORDS = [(word, group) for group in synonyms.ARGUMENTS for word in group.theirs]
@@ -186,6 +188,22 @@ def test_masses_in_another_order_of_labels():
         mapuot.solve_sample(points, points, None, pandas.Series(np.ones(6), list("fabcde")), reg=0.1, reg_m=1.0)
     right = mapuot.solve(table, masses, reg=0.1, reg_m=1.0)
     assert right.mass == mapuot.solve(table, masses.reset_index(drop=True), reg=0.1, reg_m=1.0).mass
+
+
+def test_first_guesses_with_images():
+    image = np.ones((4, 5, 3))
+    for call, told in (
+        (lambda: mapuot.Grid(48, 64), "a grid of 48 x 64 nodes is Grid((48, 64))"),
+        (lambda: mapuot.Grid(image), "such as image.shape[:2], got an array of shape (4, 5, 3)"),
+        (lambda: RESULT_OF_POINTS.map(image), "the pixels of an image, as points, are points.reshape(-1, 3)"),
+        (lambda: mapuot.pairwise(np.ones((4, 5)), reg=1, reg_m=1), "go to mapuot.sinkhorn_divergence(M, A, B)"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            call()
+    mean = mapuot.barycenter(M[:5, :5], np.ones((2, 5)), reg=1.0)
+    with pytest.raises(AttributeError, match=r"BarycenterResult has no barycenter: did you mean q\?"):
+        mean.barycenter  # noqa: B018
+    assert mapuot.Grid(48, spacing=64.0).spacing == (64.0,)
 
 
 def test_points_on_a_line():

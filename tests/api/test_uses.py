@@ -271,6 +271,34 @@ def test_weighted_scales_do_not_see_merged_points(how, kind):
     assert merged.scale_cost != pytest.approx(alike.scale_cost, rel=1e-3)
 
 
+def test_maps_know_the_points_of_both_sides():
+    """Without targets, the map of points and of grids takes the points of the other side."""
+    rng = np.random.default_rng(2)
+    x, y = rng.random((7, 2)), rng.random((5, 2))
+    grid = mapuot.Grid((3, 4), 0.3, target=(2, 5), offset=(0.1, -0.2))
+    for cost, rows, cols in ((mapuot.PointCloud(x, y), x, y), (grid, grid.points(), grid.points("cols"))):
+        result = mapuot.solve(cost, reg=0.1, reg_m=1.0)
+        np.testing.assert_allclose(
+            result.barycentric_map(), result.plan @ cols / result.plan.sum(1)[:, None], rtol=1e-9
+        )
+        back = result.plan.T @ rows / result.plan.sum(0)[:, None]
+        np.testing.assert_allclose(result.barycentric_map(side="cols"), back, rtol=1e-9)
+    with pytest.raises(TypeError, match="Y must be given, the points of the columns, for an array"):
+        mapuot.solve(np.ones((3, 4)), reg=0.1, reg_m=1.0).barycentric_map()
+
+
+def test_a_grid_is_interpolated_as_its_points():
+    rng = np.random.default_rng(4)
+    a, b = rng.random((4, 5)) / 20, rng.random((4, 5)) / 20
+    grid = mapuot.Grid((4, 5), 0.5)
+    way = mapuot.solve(grid, a, b, reg=0.1, reg_m=1.0, tol=1e-10).interpolate(0.3)
+    cloud = mapuot.PointCloud(grid.points(), grid.points())
+    right = mapuot.solve(cloud, a.ravel(), b.ravel(), reg=0.1, reg_m=1.0, tol=1e-10).interpolate(0.3)
+    assert way.masses.sum() == pytest.approx(0.7 * a.sum() + 0.3 * b.sum(), rel=1e-12)
+    for power in (1, 2):  # moments, since the pairs come in another order
+        np.testing.assert_allclose(way.masses @ way.points**power, right.masses @ right.points**power, rtol=1e-6)
+
+
 @pytest.mark.parametrize("how", ["weighted_median", "weighted_mean"])
 def test_weighted_scales_of_batches(how):
     """A batch has the scale of its points one by one; with scale_each each problem has the scale of its own solve."""
