@@ -142,7 +142,10 @@ def hard_sides(data: dict[str, Any]) -> str:
     """Return times of balanced problems to a certified 1e-6, beside a Newton path and Sinkhorn's iterations."""
     rows = []
     for r in data["rows"]:
-        points = f"{r['n']} points" if r["p"] == 1 else f"{r['p']} problems of {r['n']} points"
+        if r["p"] == 1:
+            points = f"{r['n']} points"
+        else:
+            points = f"{r['p']} problems of {r['n']} points"
         cells = [span(r["mapuot 1e-06"]["seconds"])]
         if "Sinkhorn" in r:
             other = r["Sinkhorn"]

@@ -98,7 +98,8 @@ def torch_drift(x: Any, y: Any, regs: list[float]) -> Any:
 def drift_rows(args: Any) -> list[dict[str, Any]]:
     groups, n, m, d = sizes_of(args)["drift"]
     rng = np.random.default_rng(SEED)
-    x, y = here(rng.normal(size=(groups, n, d)), args), here(rng.normal(size=(groups, m, d)) + 1, args)
+    x = here(rng.normal(size=(groups, n, d)), args)
+    y = here(rng.normal(size=(groups, m, d)) + 1, args)
     regs = [share * float(((x[0, :, None] - y[0]) ** 2).sum(-1).mean()) for share in TEMPERATURES]
     exact = our_drift(x.double(), y.double(), regs, EXACT)
     calls = {"mapuot": lambda: our_drift(x, y, regs, TOL), "torch": lambda: torch_drift(x, y, regs)}

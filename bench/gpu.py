@@ -72,7 +72,9 @@ def laid(m: int, n: int) -> tuple[int, int]:
     """The shape as a solve lays it on the device: long rows are read as columns."""
     from mapuot.backends.cuda import backend
 
-    return (n, m) if n > max(m, backend.long_rows) else (m, n)
+    if n > max(m, backend.long_rows):
+        return (n, m)
+    return (m, n)
 
 
 def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
@@ -255,7 +257,10 @@ def run(args: Any) -> dict[str, Any]:
     compile_all(sizes, tiles)
     print(f"{data['device']}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     data["limits"] = limits()
-    cases = [(3000, "array"), (3000, "function")] if args.quick else POINTS
+    if args.quick:
+        cases = [(3000, "array"), (3000, "function")]
+    else:
+        cases = POINTS
     data["points"] = dense_points(cases)
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
     data["passes"] = passes(sizes, data["limits"]["read"])

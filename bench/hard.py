@@ -59,9 +59,11 @@ def pair(n: int, seed: int, uniform: bool = False) -> tuple[Any, Any]:
     """Return two clouds, clustered or uniform, in units of the deviation of their coordinates."""
     if uniform:
         rng = np.random.default_rng(seed)
-        x, y = rng.random((n, 3)), rng.random((n, 3)) + 0.1
+        x = rng.random((n, 3))
+        y = rng.random((n, 3)) + 0.1
     else:
-        x, y = cloud(n, 2 * seed + 1), cloud(n, 2 * seed + 2)
+        x = cloud(n, 2 * seed + 1)
+        y = cloud(n, 2 * seed + 2)
     size = np.concatenate([x, y]).std()
     return x / size, y / size
 
@@ -227,7 +229,10 @@ def run(args: Any) -> dict[str, Any]:
 
 def cells(row: dict[str, Any]) -> list[Any]:
     """Return a line of the table."""
-    points = str(row["n"]) if row["p"] == 1 else f"{row['p']} x {row['n']}"
+    if row["p"] == 1:
+        points = str(row["n"])
+    else:
+        points = f"{row['p']} x {row['n']}"
     line = [points + ", uniform" * row["uniform"], row["blur"], f"{row['spread']:.1e}"]
     for tol in map(common.short, TOLS):
         own = row[f"mapuot {tol}"]

@@ -93,7 +93,10 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
         factor = (reach**2 + blur**2 / 2) / (reach**2 + blur**2)
     calls = {}
     for name, (loss, single) in losses(n, tols, gpu, **known).items():
-        way = one_by_one if p > 1 and name.startswith("flash") else step
+        if p > 1 and name.startswith("flash"):
+            way = one_by_one
+        else:
+            way = step
         calls[name] = partial(way, loss, *(z.float() if single else z for z in (x, y))), factor if single else 1.0
     if p > 1:
         calls["one by one"] = partial(one_by_one, SamplesLoss(p=2, **known), x, y), 1.0

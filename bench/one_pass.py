@@ -53,7 +53,10 @@ class Case:
     def auto(self, on: bool) -> None:
         """Turn translation and extrapolation on or off."""
         limits, progress = self.fused.limits, self.fused.progress
-        limits.lam_rate, limits.mu_rate = self.rates if on else (0.0, 0.0)
+        if on:
+            limits.lam_rate, limits.mu_rate = self.rates
+        else:
+            limits.lam_rate, limits.mu_rate = (0.0, 0.0)
         limits.anderson_depth = 5 if on else 0
         progress.have, progress.head, progress.depth, progress.extrapolated = 0, 0, 0, 0
 

@@ -106,7 +106,8 @@ def large(case: str, n: int, who: str) -> dict[str, Any]:
 
     D, E = distances(case, n)
     sizes = [np.sqrt((z**2).mean()) for z in (D, E)]
-    D, E = D / sizes[0], E / sizes[1]
+    D = D / sizes[0]
+    E = E / sizes[1]
     X, Y, *_ = SPACES[case](n)
     balanced = {"reg": REG[case], "reg_m": np.inf}
     begun = clocks()
@@ -171,7 +172,9 @@ def small(count: int, who: str) -> dict[str, Any]:
         found = mapuot.gromov_pairwise(
             spaces, masses, reg=reg, reg_m=np.inf, metric="precomputed", init="independent", keep_plans=True
         )
-        pairs, plans, settled = found.pairs, found.plans, bool(found.settled.all())
+        pairs = found.pairs
+        plans = found.plans
+        settled = bool(found.settled.all())
     else:
         pairs = np.stack(np.triu_indices(count, 1), 1)
         plans = []
@@ -211,7 +214,10 @@ def tables(data: dict[str, Any]) -> str:
         if "failed" in row:
             lines.append([row["case"], row["who"], row["failed"], "", "", ""])
             continue
-        matched = f"{100 * row['matched']:.0f} %" if "matched" in row else ""
+        if "matched" in row:
+            matched = f"{100 * row['matched']:.0f} %"
+        else:
+            matched = ""
         who = row["who"] + ("" if row["settled"] else ", stopped")
         lines.append([row["case"], who, row["seconds"], row["cpu"], f"{row['value']:.5f}", matched])
     head = ["data", "", "seconds", "CPU s", "objective", "matched"]

@@ -96,7 +96,10 @@ def tables(*found: dict[str, Any]) -> str:
             where = f"{data['device']}: "
         else:
             where = "CPU: "
-        words = ("before", "now", "ratio") if "before" in data["rows"][0] else ("now",)
+        if "before" in data["rows"][0]:
+            words = ("before", "now", "ratio")
+        else:
+            words = ("now",)
         header += [where + word for word in words]
     for n in sorted({r["n"] for r in found[0]["rows"]}):
         for reg in sorted({r["reg"] for r in found[0]["rows"]}, reverse=True):

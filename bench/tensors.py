@@ -272,7 +272,10 @@ def tables(data: dict[str, Any]) -> str:
         arrays.append([f"{r['n']}^3", *words(r), r["reads"], f"{1e3 * r['seconds']:.3g}"])
         for way in (r["cyclic"], r["cyclic, translated"]):
             arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
-        times = f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else ""
+        if "seconds" in ott:
+            times = f"{ott['seconds'] / r['loose_seconds']:.2g}"
+        else:
+            times = ""
         arrays[-1].append(times)
     for r in data["passes"]:
         parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]

@@ -272,7 +272,10 @@ def tables(data: dict[str, Any]) -> str:
             else:
                 cells += ["fails", ""]
         for name, seconds in r.get("peers", {}).items():
-            own = points if r["d"] <= MADE_DIMENSIONS and r["n"] >= GPU_SIZE else dense
+            if r["d"] <= MADE_DIMENSIONS and r["n"] >= GPU_SIZE:
+                own = points
+            else:
+                own = dense
             times = seconds / own["seconds"] if seconds else None
             cells.append(f"{times:.3g}" if times else "")
             ratios += [times] if times and name == "flash_sinkhorn" else []

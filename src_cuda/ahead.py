@@ -23,8 +23,12 @@ ARCHES = 80, 90, 100, 120  # a binary runs on newer GPUs of its major version, t
 @functools.cache
 def library(major=13):
     """libnvrtc of this CUDA, of NVIDIA's wheel or the system's; None without it."""
-    spec, name = importlib.util.find_spec("nvidia"), f"libnvrtc.so.{major}"
-    folders = [] if spec is None else spec.submodule_search_locations
+    spec = importlib.util.find_spec("nvidia")
+    name = f"libnvrtc.so.{major}"
+    if spec is None:
+        folders = []
+    else:
+        folders = spec.submodule_search_locations
     found = [path for folder in folders for path in Path(folder).glob(f"*/lib/{name}")]
     for path in found:
         for builtins in path.parent.glob(f"libnvrtc-builtins.so.{major}.*"):
@@ -37,7 +41,8 @@ def library(major=13):
 
 def compiled(nvrtc, source, flags):
     """(the binary, the log) of a source; AssertionError with the log where it does not compile."""
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    program = ctypes.c_void_p()
+    size = ctypes.c_size_t()
 
     def take(what):
         getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))

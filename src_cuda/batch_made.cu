@@ -69,13 +69,22 @@ FN void open_own(const Batch &S, Shared &all) {
     all.width = S.n;
     if (S.places) { // first row, rows, first column, columns
         const int64_t *at = S.places + 4 * problem;
-        own.m = at[1], own.n = at[3];
-        own.points_x += at[0] * S.dim, own.points_y += at[2] * S.dim;
+        own.m = at[1];
+        own.n = at[3];
+        own.points_x += at[0] * S.dim;
+        own.points_y += at[2] * S.dim;
     }
-    own.M += problem * S.M_problem, own.M_narrow += problem * S.m * S.n;
-    own.A += problem * S.m, own.B += problem * S.n, own.x += problem * S.n;
-    own.log_u += problem * S.m, own.r += problem * S.m, own.row_absorbed += problem * S.m;
-    own.log_v += problem * S.n, own.s += problem * S.n, own.report += problem;
+    own.M += problem * S.M_problem;
+    own.M_narrow += problem * S.m * S.n;
+    own.A += problem * S.m;
+    own.B += problem * S.n;
+    own.x += problem * S.n;
+    own.log_u += problem * S.m;
+    own.r += problem * S.m;
+    own.row_absorbed += problem * S.m;
+    own.log_v += problem * S.n;
+    own.s += problem * S.n;
+    own.report += problem;
     own.columns += problem * COLUMN_KINDS * S.n;
     own.count += (int64_t)own.report->passes; // that many more passes
 }
@@ -165,7 +174,8 @@ template <typename T, bool TOPS = false> FN void column_sums(const Shared &all, 
         double sum[SIDE];
         UNROLLED (int e = 0; e < SIDE; e++) {
             const int j = (q % chunks * SIDE + e) * 32 + lane;
-            to[e] = j < n ? j : n - 1, sum[e] = NOTHING;
+            to[e] = j < n ? j : n - 1;
+            sum[e] = NOTHING;
             UNROLLED (int k = 0; k <= DIM; k++) y[e][k] = columns[k * n + to[e]];
         }
         ROLLED (int i0 = first; i0 < last; i0 += STRETCH) {

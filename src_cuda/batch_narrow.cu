@@ -37,24 +37,30 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
     a = block_sum(a, all.scratch);
     b = block_sum(b, all.scratch);
     if (threadIdx.x == 0) {
-        all.mass_a = a, all.mass_b = b;
+        all.mass_a = a;
+        all.mass_b = b;
         const double c = S.product ? a * b : (double)S.m * (double)S.n, fi = S.limits.fi_rows * S.fi2;
         Rates &rate = all.rates;
         rate = {(float)S.limits.fi_rows, (float)S.fi2,    (float)(1 - S.limits.fi_rows),
                 (float)(1 - S.fi2),      (float)(1 - fi), (float)S.limits.rate_cols};
-        rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b,
+        rate.lam_rate = (float)S.limits.lam_rate;
+        rate.mass_a = (float)a;
+        rate.mass_b = (float)b;
         rate.share = ONE_POTENTIAL ? 0 : (float)(1 / b); // with one potential no translation corrects a constant
         const double own = ONE_POTENTIAL ? own_part(S.fi2) : 1, sides = ONE_POTENTIAL ? 2 : 1;
         const double half = LN2 * (1 + S.limits.rate_cols) / own;
         rate.own = (float)own;
         rate.error = (float)(sides * half * (rate.k2 > 0 ? 0.5 * S.limits.rho_cols * S.limits.inv_reg * half : 1));
         rate.tol = (float)fmax(S.limits.tol, S.limits.narrow_floor);
-        rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b,
+        rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b;
         rate.dual_mass = S.limits.reg + (ONE_POTENTIAL ? 0 : S.limits.rho_rows);
         rate.mass_slack = 1e-6 * S.limits.reg;
         rate.slack = 4e-7 * (S.limits.rho_rows * a + S.limits.rho_cols * b);
-        all.best_dual = -INF, all.best_error = (float)INF;
-        all.since_best = 0, all.last = NOTHING, all.fresh = 3;
+        all.best_dual = -INF;
+        all.best_error = (float)INF;
+        all.since_best = 0;
+        all.last = NOTHING;
+        all.fresh = 3;
     }
     __syncthreads();
 }

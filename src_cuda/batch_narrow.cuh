@@ -89,12 +89,16 @@ FN float log_2(float x) {
 
 FN void load(const float *from, float (&x)[4]) {
     const float4 t = *(const float4 *)from;
-    x[0] = t.x, x[1] = t.y, x[2] = t.z, x[3] = t.w;
+    x[0] = t.x;
+    x[1] = t.y;
+    x[2] = t.z;
+    x[3] = t.w;
 }
 
 FN void load(const float *from, float (&x)[2]) {
     const float2 t = *(const float2 *)from;
-    x[0] = t.x, x[1] = t.y;
+    x[0] = t.x;
+    x[1] = t.y;
 }
 
 FN void store(float *to, const float (&x)[2]) { *(float2 *)to = make_float2(x[0], x[1]); }
@@ -113,7 +117,8 @@ FN void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2],
 #else
         UNROLLED (int g = 0; g < GROUPS; g++) {
             load(&all.join[g / 2][g % 2 * (COLUMNS + 16) + j], part);
-            sum[0] += part[0], sum[1] += part[1];
+            sum[0] += part[0];
+            sum[1] += part[1];
         }
 #endif
         float v[2], y[2], w[2], base[2], weight[2], before[2], wP[2];
@@ -125,9 +130,15 @@ FN void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2],
             f[q] = G[q] - y[q];
             const float P = f[q] - before[q], Qf = Q * f[q];
             wP[q] = w[q] * P;
-            value[PLAN] += v[q] * sum[q], value[SUM_Q] += Q, value[SUM_QF] += Qf, value[SUM_QFF] += Qf * f[q];
-            value[OF_F] += w[q] * f[q], value[OF_Y] += w[q] * y[q];
-            value[OF_P] += wP[q], value[OF_PP] += wP[q] * P, value[OF_PF] += wP[q] * f[q];
+            value[PLAN] += v[q] * sum[q];
+            value[SUM_Q] += Q;
+            value[SUM_QF] += Qf;
+            value[SUM_QFF] += Qf * f[q];
+            value[OF_F] += w[q] * f[q];
+            value[OF_Y] += w[q] * y[q];
+            value[OF_P] += wP[q];
+            value[OF_PP] += wP[q] * P;
+            value[OF_PF] += wP[q] * f[q];
         }
         UNROLLED (int i = 0; i < OLD; i++) {
             load(&all.col[DIFF_F][at.slot[i] + j], part);
@@ -180,8 +191,11 @@ FN void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
     if (lane < ANDERSON_DEPTH) next.slot[lane] = at.slot[lane + moved_on < ANDERSON_DEPTH ? lane + moved_on : 0];
     if (lane > 0) return;
     all.last = sound(all) ? SOUND : UNSOUND;
-    all.dual = dual, all.mass = mass, all.loss = fmaxf(square * grow, 0);
-    next.shift = shift + rate.fi1 * lam, next.known = known;
+    all.dual = dual;
+    all.mass = mass;
+    all.loss = fmaxf(square * grow, 0);
+    next.shift = shift + rate.fi1 * lam;
+    next.known = known;
 }
 
 // Choose the block's next step after the last pass. The residual gives an estimate of the error, not a certificate. One
@@ -229,10 +243,12 @@ FN void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2
     load(&all.col[F_BEFORE][j], dF), load(&all.col[G_BEFORE + (turn ^ 1)][j], dG), load(&all.col[WEIGHT_B][j], w);
     UNROLLED (int i = 0; i < OLD; i++) {
         load(&all.col[DIFF_G][at.slot[i] + j], part);
-        y[0] = fmaf(-gamma[i], part[0], y[0]), y[1] = fmaf(-gamma[i], part[1], y[1]);
+        y[0] = fmaf(-gamma[i], part[0], y[0]);
+        y[1] = fmaf(-gamma[i], part[1], y[1]);
     }
     UNROLLED (int q = 0; q < 2; q++) {
-        dF[q] = f[q] - dF[q] - now.mean, dG[q] = G[q] - dG[q];
+        dF[q] = f[q] - dF[q] - now.mean;
+        dG[q] = G[q] - dG[q];
         y[q] = extrapolate ? fmaf(-gamma[OLD], dG[q], y[q]) : G[q];
         y[q] = w[q] > 0 ? y[q] : 0;
         v[q] = w[q] * power_of(y[q]);

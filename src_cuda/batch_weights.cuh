@@ -65,7 +65,8 @@ FN void anderson(const Step &at, const Products &now, float (&gamma)[ANDERSON_DE
         h[i] = 0;
         UNROLLED (int k = 0; k < OLD; k++) h[i] = fmaf(at.inverse[k < i ? AT(i, k) : AT(k, i)], now.dot[k], h[i]);
         gamma[i] = at.solved[i] + h[i];
-        s = fmaf(-now.dot[i], h[i], s), last = fmaf(-now.dot[i], gamma[i], last);
+        s = fmaf(-now.dot[i], h[i], s);
+        last = fmaf(-now.dot[i], gamma[i], last);
     }
     gamma[OLD] = last * reciprocal(fmaxf(s, NARROW_RIDGE * now.dot[OLD]));
     UNROLLED (int i = 0; i < OLD; i++) {

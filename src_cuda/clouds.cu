@@ -40,16 +40,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     double *box = (double *)memory;
     const int64_t *at = places + 4 * blockIdx.x;
     const int lane = threadIdx.x % 32, dim = (int)d;
-    x += at[0] * d, y += at[2] * d;
+    x += at[0] * d;
+    y += at[2] * d;
     for (int q = threadIdx.x / 32; q < 2 * dim; q += THREADS / 32) {
         const int k = q % dim, side = q / dim, count = (int)at[2 * side + 1];
         const double *points = side ? y : x;
         double low = INF, high = -INF;
         for (int i = lane; i < count; i += 32) {
             const double t = points[(int64_t)i * d + k];
-            low = fmin(low, t), high = fmax(high, t);
+            low = fmin(low, t);
+            high = fmax(high, t);
         }
-        low = -warp_max(-low), high = warp_max(high);
+        low = -warp_max(-low);
+        high = warp_max(high);
         if (lane == 0) box[(2 * side) * dim + k] = low, box[(2 * side + 1) * dim + k] = high;
     }
     __syncthreads();
@@ -77,7 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     double *middle = (double *)memory;
     const int64_t *at = places + 4 * blockIdx.x;
     const int lane = threadIdx.x % 32, dim = (int)d;
-    x += at[0] * d, y += at[2] * d;
+    x += at[0] * d;
+    y += at[2] * d;
     for (int k = threadIdx.x / 32; k < dim; k += THREADS / 32) {
         double sum = 0;
         for (int i = lane; i < (int)at[1]; i += 32) sum += x[(int64_t)i * d + k];

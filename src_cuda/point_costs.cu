@@ -37,8 +37,13 @@ extern "C" __global__ void __launch_bounds__(256)
     int64_t here = m, there = n; // points of the rows and columns of this problem
     if (places) {                // first row, rows, first column, columns
         const int64_t *own = places + 4 * blockIdx.y;
-        x += own[0] * d, here = own[1], y += own[2] * step, there = own[3], out += blockIdx.y * m * n;
-        alpha += blockIdx.y * m, beta += blockIdx.y * n;
+        x += own[0] * d;
+        here = own[1];
+        y += own[2] * step;
+        there = own[3];
+        out += blockIdx.y * m * n;
+        alpha += blockIdx.y * m;
+        beta += blockIdx.y * n;
     }
     for (int64_t k0 = 0; k0 < d; k0 += DEPTH) {
         __syncthreads();

@@ -145,7 +145,8 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
                     const int steps = AT_ONCE && STEPS == 2 * c + 1 ? 1 : 2;
                     if (steps == 1) { // one step of first and one of second pieces
                         take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 16 * 4 + lane / 8 % 2));
-                        z[0] = y[2], z[1] = y[3];
+                        z[0] = y[2];
+                        z[1] = y[3];
                     } else {
                         take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 8));
                         take_four(z, here[c] + unit_of(8 * g + lane % 8, 4 + lane / 8));

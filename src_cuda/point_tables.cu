@@ -142,7 +142,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
     sum = warp_sum(sum);
     if (lane > 0) return;
-    own[d] = sum, own[d + 1] = 1;
+    own[d] = sum;
+    own[d + 1] = 1;
     atomicMax((int64_t *)sizes, __double_as_longlong(sum));
 }
 

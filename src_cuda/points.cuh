@@ -85,10 +85,13 @@ FN double power_of(double t) { return exp(t); }
 // Unpack the numbers in 16 bytes
 FN void numbers_in(const uint4 &w, coord *to) {
 #if POINTS_NARROW
-    to[0] = __uint_as_float(w.x), to[1] = __uint_as_float(w.y);
-    to[2] = __uint_as_float(w.z), to[3] = __uint_as_float(w.w);
+    to[0] = __uint_as_float(w.x);
+    to[1] = __uint_as_float(w.y);
+    to[2] = __uint_as_float(w.z);
+    to[3] = __uint_as_float(w.w);
 #else
-    to[0] = __hiloint2double(w.y, w.x), to[1] = __hiloint2double(w.w, w.z);
+    to[0] = __hiloint2double(w.y, w.x);
+    to[1] = __hiloint2double(w.w, w.z);
 #endif
 }
 

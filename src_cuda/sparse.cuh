@@ -47,7 +47,8 @@ template <typename Use> FN void each_run(const Runs &runs, Use use) {
         Run run = {-1, 0, 0, (int)threadIdx.x % lanes};
         if (at < runs.count) {
             run.row = runs.list ? runs.list[at] : at;
-            run.first = runs.start[run.row], run.end = runs.start[run.row + 1];
+            run.first = runs.start[run.row];
+            run.end = runs.start[run.row + 1];
             if (!runs.list && run.end - run.first > runs.most) run.row = -1, run.end = run.first;
         }
         use(run);
@@ -255,7 +256,8 @@ FN void sum_piece(const State &S, int64_t piece, const double *total, double shi
         mass += found.marginal;
         weight += found.next;
     }
-    mass = warp_sum(mass), weight = warp_sum(weight);
+    mass = warp_sum(mass);
+    weight = warp_sum(weight);
     if (threadIdx.x % 32 == 0) S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
 }
 
@@ -264,7 +266,8 @@ FN void move_part(const State &S, int64_t k) {
     double mass = 0, weight = 0;
     for (int64_t piece = S.apart.first[k] + threadIdx.x % 32; piece < S.apart.first[k + 1]; piece += 32)
         mass += S.apart.sums[2 * piece], weight += S.apart.sums[2 * piece + 1];
-    mass = warp_sum(mass), weight = warp_sum(weight);
+    mass = warp_sum(mass);
+    weight = warp_sum(weight);
     if (threadIdx.x % 32 == 0) S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
 }
 

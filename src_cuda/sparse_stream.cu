@@ -102,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
             int low = (int)run.row, high = m + runs.index[k];
             for (;;) {
                 const int one = end_of(next, low), other = end_of(next, high);
-                low = one < other ? one : other, high = one < other ? other : one;
+                low = one < other ? one : other;
+                high = one < other ? other : one;
                 if (low == high || atomicCAS(next + high, high, low) == high) break;
             }
         }

@@ -347,9 +347,16 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int w = 1; w < 8; w++) {
-        low = fmin(low, part[w][0]), high = fmax(high, part[w][1]);
-        nans += part[w][2], infs += part[w][3], unlike += part[w][4];
+        low = fmin(low, part[w][0]);
+        high = fmax(high, part[w][1]);
+        nans += part[w][2];
+        infs += part[w][3];
+        unlike += part[w][4];
     }
     double *at = out + 5 * (blockIdx.y * (int64_t)gridDim.x + blockIdx.x);
-    at[0] = low, at[1] = high, at[2] = nans, at[3] = infs, at[4] = unlike;
+    at[0] = low;
+    at[1] = high;
+    at[2] = nans;
+    at[3] = infs;
+    at[4] = unlike;
 }

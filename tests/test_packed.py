@@ -22,7 +22,8 @@ LIMITS = {
     "mapuot/route": (1, 15),
     "mapuot/spaces": (0.5, 16),
     "tests": (1, 17.5),
-    "bench": (0.5, 25),
+    "src_cuda": (0.5, 12),
+    "bench": (0.5, 22),
 }
 
 
