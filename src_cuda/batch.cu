@@ -16,7 +16,7 @@ FN double *columns(int kind) { return (double *)memory + kind * COLUMNS; }
 
 struct Shared {
     Work work;
-    double alpha[ROWS], absorbed[ROWS], a[ROWS], log_a[ROWS]; // of rows; absorbed: d
+    double alpha[ROWS], absorbed[ROWS], a[ROWS], log_a[ROWS]; // of the rows; absorbed: the potential in K
     double v[COLUMNS], partial[WARPS][COLUMNS];
 };
 
@@ -146,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     if (threadIdx.x == 0) all.work.report = S.report[problem];
     open_rows(S, all, problem);
     open_columns(S, all.work, problem, columns(0), COLUMNS);
-    bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // not a constant: a peeled loop would double the code
+    bool odd = false, plain = S.safe > 0,
+         rebuild = S.m > 0; // variables: the compiler would peel the loop for constants
     Move move;
     double log_u, r;
     ROLLED (;;) {

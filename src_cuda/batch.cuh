@@ -51,7 +51,7 @@ struct Batch {
     const cost *M;
     int64_t M_problem, M_row, M_col; // strides in entries, M_problem = 0: one cost
     const double *A, *B;             // p x m, p x n
-    double *x;                       // p x n: log v to start from; batch_narrow moves it on
+    double *x;                       // p x n: log v at the start; batch_narrow overwrites it
     double *log_u, *r, *log_v, *s;   // p x m, p x m, p x n, p x n: the certified iterate
     Report *report;                  // p
     double *columns, *row_absorbed;  // of problems larger than a block: p x COLUMN_KINDS x n, p x m
@@ -60,7 +60,7 @@ struct Batch {
     struct Standing *standing;       // p
     mapuot_limits limits;            // dual_scale and dual_constant are each problem's own
     int64_t product, count;          // reference a b^T or ones; passes of each problem at most
-    double k1, fi2;                  // of limits the twins: k = reg / rho, 0: balanced; fi = 1 / (1 + k)
+    double k1, fi2;                  // k = reg / rho of the rows, 0: balanced; fi = 1 / (1 + k) of the columns
     double low, safe;                // smallest M / reg; safe 1: K needs no absorbed potentials at the start
     double rounding;                 // relative rounding of a potential / reg
     // of batch_made.cu:
@@ -78,7 +78,7 @@ struct Standing : mapuot_progress {
 };
 
 struct Work {
-    double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
+    double row[WARPS], next[WARPS]; // row: parts of sum r or sum a (log u - shift); next: of sum b e^(-k x)
     double part[HOLDERS][SUMS];     // parts of each warp
     double sums[HOLDERS][SUMS];     // totals, one copy for each warp
     double dot[ANDERSON_DEPTH],
@@ -212,7 +212,7 @@ FN bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *
     const Standing &p = W.standing[warp];
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
     bool odd =
-        k2 > 0 && !(is_safe(move.weight) && is_safe(move.grow)); // their product may be in range, but comes out as 0
+        k2 > 0 && !(is_safe(move.weight) && is_safe(move.grow)); // an underflow to 0: the exact product may be in range
     double value[SUMS];
     UNROLLED (int q = 0; q < SUMS; q++) value[q] = 0;
     ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {

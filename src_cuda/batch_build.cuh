@@ -33,7 +33,8 @@ FN void balance(const Batch &S, const cost *M, const double *a, double *alpha, d
 #pragma unroll 2
         for (int i = g * RT; i < (g + 1) * RT; i++) top = fmax(top, alpha[i] - ratio(S, M, i, j));
         top = fmax(top, __shfl_xor_sync(FULL, top, 16));
-        if (threadIdx.x % 32 < 16) part[threadIdx.x / 32 * COLUMNS + j] = (float)top; // rounded: beta need not be sharp
+        if (threadIdx.x % 32 < 16)
+            part[threadIdx.x / 32 * COLUMNS + j] = (float)top; // rounded: any beta near it serves
     }
     __syncthreads();
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {

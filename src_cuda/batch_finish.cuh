@@ -53,14 +53,15 @@ FN double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &mo
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
     limits.dual_constant = limits.reg * c_mass_of(S, p);
-    limits.exponent_error += S.rounding * t[LOGS] / p.mass_b; // from a mean: single sizes differ from it by M / reg
+    limits.exponent_error += S.rounding * t[LOGS] / p.mass_b; // of the mean size of potentials
     out.mass = move.kappa * move.mass;
     out.dual = dual_value(S, W, p, move, out.mass, t);
     out.lost = out.dead = out.rejected = out.residual = 0;
     p.lam = move.lam;
     p.shift += move.lam;
     settle(&limits, &p, &out);
-    const double loss = (ONE_POTENTIAL ? 2 : 1) * t[LOSS]; // the rows have the same loss
+    const double loss =
+        (ONE_POTENTIAL ? 2 : 1) * t[LOSS]; // with one potential the rows have the same loss as the columns
     certify(&limits, &p, &out, soft ? loss : 0, soft ? 0 : loss, 0,
             1); // scale 1: a pass on an outgrown K does not come here
     judge(&limits, &p, &out, 1, 1);

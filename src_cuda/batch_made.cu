@@ -27,12 +27,12 @@ struct Shared {
     Batch S; // the record of this problem alone: its sizes, its places in all tables
     Work work;
     int64_t width; // columns of a row of M
-    double top;    // the part of the cost, in float32 passes, that M_narrow lacks
+    double top;    // M - M_narrow: the constant that float32 passes leave out
 };
 
 // The layout of the dynamic shared memory; twin: made_bytes of mapuot/backends/cuda/batch.py
 struct Room {
-    double *v, *row, *part; // n; K v, m; K^T u in parts, parts x n
+    double *v, *row, *part; // v: n; row: K v, m; part: K^T u of each part of the rows, parts x n
     unsigned char *points;  // m x FIELDS of the rows, FIELDS x n of the columns, in float32 or in float64
 };
 
@@ -86,7 +86,7 @@ FN void open_own(const Batch &S, Shared &all) {
     own.s += problem * S.n;
     own.report += problem;
     own.columns += problem * COLUMN_KINDS * S.n;
-    own.count += (int64_t)own.report->passes; // that many more passes
+    own.count += (int64_t)own.report->passes; // S.count further passes
 }
 
 // Do these passes certify nothing, since they only give a start?
@@ -402,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
         if (all.work.report.status == MAPUOT_NOT_FINITE || all.work.report.status == MAPUOT_UNDERFLOW) {
             if (threadIdx.x == 0) all.S.report->passes = all.work.report.passes;
             __syncthreads();
-            open_columns(all.S, all.work, 0, col, ld); // float32 is no use here
+            open_columns(all.S, all.work, 0, col, ld); // float32 passes failed: continue in float64
             again = true;
         }
     }

@@ -29,7 +29,7 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
         all.x[j] = w > 0 ? S.x[problem * S.n + j] : 0;
         all.E[j] = 0;
 #if ONE_POTENTIAL
-        all.s[ROWS + j] = 1; // for columns behind the last row
+        all.s[ROWS + j] = 1; // columns beyond the last row read these
 #endif
         b += w;
     }
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
             else invert(at);
             __syncthreads();
             order = all.order;
-            if (order != GO_ON || passes + 1 >= (int)S.count) // batch.cu makes the last pass
+            if (order != GO_ON || passes + 1 >= (int)S.count) // batch.cu makes the last pass in float64
                 break;
             if (role < COLUMN_HALVES) advance(all, at, turn, j, G, f);
             else if (role == JUDGE) assess(S, all, at, next);

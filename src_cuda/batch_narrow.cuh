@@ -53,13 +53,13 @@ struct alignas(16) Step {
     float rhs[OLD], solved[OLD];                 // <f, D_i>; inverse rhs
     float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + NARROW_RIDGE diag
     int slot[ANDERSON_DEPTH];                    // offsets of the differences, the newest last
-    int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
-    float shift;                                 // binary
+    int known;                                   // 0: first pass or no Anderson, 1: second pass, 2: extrapolated passes
+    float shift;                                 // log2 of the common translation
 };
 
 struct Shared {
     double x[COLUMNS], E[COLUMNS], beta[COLUMNS], alpha[ROWS], a[ROWS], scratch[WARPS];
-    double mass_a, mass_b, offset_a, offset_b, dual, best_dual; // sum a D, sum b E
+    double mass_a, mass_b, offset_a, offset_b, dual, best_dual; // offset_a: sum a D, offset_b: sum b E
     alignas(16) float v[COLUMNS], col[KINDS][COLUMNS], join[WARPS][JOIN], u[WARPS][2 * RP];
     alignas(16) float fold[COLUMN_HALVES][TOTALS][36], sums[COLUMN_HALVES][TOTALS];
 #if ONE_POTENTIAL
@@ -67,7 +67,7 @@ struct Shared {
 #endif
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
     Step step[2];
-    float mass, loss, best_error; // of the last pass: mass of its plan; sum q f^2
+    float mass, loss, best_error; // mass: of the last pass's plan; loss: sum q f^2; best_error: least error so far
     int order, since_best, last;  // order and last: see the enums above
     int fresh; // 3: no K yet, 2: K around zeros, 1: K around these potentials, 0: a sound pass was made
     Rates rates;
@@ -253,7 +253,7 @@ FN void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2
         y[q] = w[q] > 0 ? y[q] : 0;
         v[q] = w[q] * power_of(y[q]);
     }
-    const int slot = at.slot[OLD] + j; // without extrapolation it is not read
+    const int slot = at.slot[OLD] + j; // without extrapolation nothing reads this difference
     store(&all.v[j], v), store(&all.col[Y][j], y);
     store(&all.col[F_BEFORE][j], f), store(&all.col[G_BEFORE + turn][j], G);
     store(&all.col[DIFF_F][slot], dF), store(&all.col[DIFF_G][slot], dG);

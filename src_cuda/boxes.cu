@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(32)
     const int64_t i = blockIdx.x;
     const int lane = threadIdx.x;
     int64_t begun = first ? first[i] : 0, ended = begun, sum = 0;
-    uint32_t last = 0; // bit 31: is the box before this word kept?
+    uint32_t last = 0; // bit 31: whether the last box of the previous word is kept
     for (int64_t w0 = 0; w0 < words; w0 += 32) {
         const uint32_t own = w0 + lane < words ? bits[i * words + w0 + lane] : 0;
         const uint32_t left = __shfl_sync(FULL, own, lane > 0 ? lane - 1 : 0);

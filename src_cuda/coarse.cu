@@ -8,9 +8,9 @@
 // Options: STORE (type of K), COST (of M: 0 float64, 1 float32). Callers: mapuot/backends/coarse.py.
 #include "state.cuh"
 
-#define SAMPLES 16        // most rows (columns) of M used to distinguish points
+#define SAMPLES 16        // most rows (columns) of M that serve as coordinates of points
 #define TEAM 8            // threads of a cluster
-#define LEAST_PIVOT 1e-10 // share of the diagonal, as in coarse_tmpl.c
+#define LEAST_PIVOT 1e-10 // relative to the diagonal entry; twin: coarse_tmpl.c
 #define BLOCK (CLUSTERS * TEAM)
 
 FN double finite_or(double x, double top) { return isfinite(x) ? x : top; }

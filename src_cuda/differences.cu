@@ -7,11 +7,11 @@ struct Past {
     int64_t size, count;                          // entries of a state, and number of held differences
     const int64_t *ends;                          // where each part ends
     double *dF, *dG;                              // a row for each difference
-    const double *residual, *image;               // of this pass ...
-    const double *residual_before, *image_before; // ... and of the one before it
-    const double *weight, *gamma;                 // of the entries; of the differences, for each part
+    const double *residual, *image;               // F and G(x) of this pass
+    const double *residual_before, *image_before; // F and G(x) of the previous pass
+    const double *weight, *gamma;                 // weight: one an entry; gamma: one a difference and part
     double *sums;        // for each part and difference a row: its products with all differences, and with F
-    double *step, *left; // results from image and from residual
+    double *step, *left; // image and residual, less the weighted differences
 };
 
 FN int64_t begin_of(const Past &P, int part) { return part > 0 ? P.ends[part - 1] : 0; }
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant
     const int count = (int)P.count, part = blockIdx.y;
     int i = 0, j = blockIdx.x;
     while (i < count && j > i) j -= ++i;
-    if (i == count) // behind the pairs
+    if (i == count) // after all pairs of differences: the product with F
         i = j, j = count;
     const double *x = P.dF + i * P.size, *y = j < count ? P.dF + j * P.size : P.residual;
     double sum = 0;

@@ -10,20 +10,20 @@
 struct Factored {
     int64_t m, n, all_hard;
     double level, rounding, exponents, constant,
-        residual;                                       // reg over the reg asked for; the constants of the same module
-    const double *requests;                             // problem, slot, number: three for each entry
-    const double *costs, *log_c_rows, *log_c_cols;      // over the reg asked for; terms of the reference
-    const double *a, *b, *k_rows, *k_cols;              // k at the reg asked for
-    double *log_u, *log_v, *r, *s, *q;                  // accepted last
-    double *next_u, *next_v, *next_r, *next_s, *next_q; // of the last trials
+        residual;                                  // level: reg / requested reg; the rest: constants of factored.py
+    const double *requests;                        // three for each entry: problem, slot, step length or shift
+    const double *costs, *log_c_rows, *log_c_cols; // M / requested reg; logarithms of the reference
+    const double *a, *b, *k_rows, *k_cols;         // k_*: k at the requested reg
+    double *log_u, *log_v, *r, *s, *q;             // of the last accepted step
+    double *next_u, *next_v, *next_r, *next_s, *next_q; // of the last trial step
     double *weighed, *back;                             // P_ij sqrt(fi_i / r_i), and sqrt(r_i / fi_i)
     double *soft;                                       // sum_i (1 - fi_i) P_ij
-    double *row_gain, *col_gain;                        // of the dual value, by each point
-    double *added;                                      // times both sizes to an entry of S, for each problem
-    double *own, *size, *right;                         // diagonal of S, of the shift (0: unused); q - s
-    double *y;                                          // steps of log v
+    double *row_gain, *col_gain;                        // each point's change of the dual value
+    double *added;                                      // for each problem: added * size_i * size_j is added to S_ij
+    double *own, *size, *right;                         // diagonals of S and of the shift (0: unused); q - s
+    double *y;                                          // the Newton steps of log v
     double *numbers;                                    // four for each entry: the results of a launch
-    const double *gram;                                 // weighed^T weighed, by slot
+    const double *gram;                                 // weighed^T weighed of each slot
     double *shifted, *wanted, *rest;                    // equations and right sides of each entry; residuals
     const double *factor;                               // L of each entry's equations, L L^T
 };
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) judge_steps(const __grid_c
     slope = block_sum(slope);
     if (threadIdx.x > 0) return;
     double *numbers = F.numbers + 4 * blockIdx.x;
-    numbers[0] = rest <= F.residual * F.residual * right; // false for NaN
+    numbers[0] = rest <= F.residual * F.residual * right; // false if a number is NaN
     numbers[1] = far;
     numbers[2] = slope;
 }

@@ -7,7 +7,7 @@ enum {
     SUM_HARD,
     SUM_DUAL,
     SUM_NEXT,
-    SUM_MISFIT = SUM_NEXT, // for penalties with kinks, which have no translation
+    SUM_MISFIT = SUM_NEXT, // shares a place with SUM_NEXT: penalties with kinks have no translation
     SUM_DEAD,
     SUM_ONES,
     SUM_F,
@@ -18,7 +18,7 @@ enum {
     MAX_MINUS,
     SUM_DOT, // a column's own values end here; the others are products with its differences
     SUM_RHS = SUM_DOT + ANDERSON_DEPTH,
-    USED = SUM_RHS + ANDERSON_DEPTH // used, of VALUES
+    USED = SUM_RHS + ANDERSON_DEPTH // number of values in use, at most VALUES
 };
 
 #define STRIP (VALUES == 32 ? 64 : 32) // columns summed at once: 11 and 13 KB of values

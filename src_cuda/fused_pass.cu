@@ -19,17 +19,17 @@
 #define VPT (CPT / CHUNK)
 #define LANES (32 / R) // lanes that hold the sum of one row
 #define SLOTS 32       // most tiles in the ring
-#define LETTERS 10     // posts that a clerk's lane waits for at once
-#define HOLD 0         // entries are read twice
+#define LETTERS 10     // most posts that one lane of a clerk waits for at once
+#define HOLD 0         // 0: a thread keeps no entries and reads each tile twice
 #define EARLY 2        // tiles requested before v
-#define BEYOND STORE   // data behind a row is widened to any number, and its v is 0
+#define BEYOND STORE   // entries beyond a row may have any finite value: their v is 0
 
 #include "entries_stored.cuh"
 #include "tile_products.cuh"
 
 struct Shared {
     uint64_t full[SLOTS], ready[SLOTS],
-        told[SLOTS];        // mbarriers: a tile has arrived, all have left it, its u has arrived
+        told[SLOTS];        // mbarriers. full: the tile has arrived; ready: all warps left it; told: its u has arrived
     double scale[SLOTS][R]; // u of the last steps
     uint64_t posted;        // number of steps with posted products
 };
@@ -44,7 +44,7 @@ FN double *part_of(int slots, int bytes, int slot) {
 struct Pass {
     const real *kernel;
     int64_t m, ld;
-    int64_t strips, slice, slots, lag; // blocks of a stream, columns of each; tiles of a ring, u behind the products
+    int64_t strips, slice, slots, lag; // blocks a stream, columns a block; tiles a ring, steps from product to u
     const double *v, *base;
     const int64_t *starts; // v is a product of factors (Product, mapuot/backends/kernel.py): where each begins in v
     int64_t axes;          // number of factors; 0: v is given
@@ -174,7 +174,7 @@ FN void porter(const Pass &P, const Part &g) {
     Shared &all = *(Shared *)memory;
     double u = 0;
     bool there = false;
-    int row = lane; // row in the order of the sweep
+    int row = lane; // number of the row, in the order of the sweep
     for (int step = 0; step < g.tiles;) {
         if (!there && row < g.tiles * R) {
             u = posted(P.scale + row_at(g, row / R) + row % R);
@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(ALL, RESIDENT) fused_pass(const __g
     g.bytes = R * slice * (int)sizeof(real);
     const int own = threadIdx.x / 32 - WARPS; // index among the warps that do not sweep
     double v[CPT], acc[CPT] = {};
-    if (own < 0) own_factors(P, g, v); // before most of the ring is requested: afterwards it takes 10 us
+    if (own < 0) own_factors(P, g, v); // before most tiles are requested: afterwards these loads take 10 us
     if (own == 0) {
         for (int q = threadIdx.x % 32; q < SLOTS; q += 32) {
             begin(all.full + q, 1);

@@ -22,7 +22,7 @@
 #define SHAPE __launch_bounds__(THREADS, 1)
 #endif
 
-enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; a single half is done once, through S.total
+enum { ROWS = 1, FINISH = 2 }; // mode: which halves of a pass to make. A single half is made once and uses S.total.
 
 #if SPARSE
 struct Shared {
@@ -147,7 +147,7 @@ FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
     alignas(16) num v[CPT];
     num acc[CPT];
 #if SPREAD
-    Ring &g = all.ring[group]; // by reference: the sweep needs the registers
+    Ring &g = all.ring[group]; // a reference: a copy would take registers that the sweep needs
 #else
     Ring g = all.ring[group];
 #endif
@@ -306,7 +306,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
         finish_half(S, F, done);
         if (mode == FINISH || F.p.status != MAPUOT_RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
-        if (corrected && F.p.coarse <= 0) // dropped: the host decides when to build a new matrix
+        if (corrected && F.p.coarse <= 0) // the correction was dropped: the host decides when to build a new matrix
             break;
     }
     if (blockIdx.x == 0 && mode & FINISH) close_finish(S, F, S.progress, corrected);

@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     worth(const __grid_constant__ Marginals X, const double *log_u, const double *log_s, Worth *out) {
     const int64_t k = blockIdx.x;
     const double rho = X.rho[k], rate = isinf(rho) ? 0 : rate_of(X, k);
-    double most = 0, highest = 0, sound = 0; // highest: of exponents; sound: 0, or NaN if a number is not finite
+    double most = 0, highest = 0, sound = 0; // highest: largest exponent; sound: 0, or NaN if a number is not finite
     Worth sum = {};
     for (int64_t i = X.start[k] + threadIdx.x; i < X.start[k + 1]; i += blockDim.x) {
         const double a = X.weight[i], x = log_u[i], y = -rate * x;

@@ -7,7 +7,7 @@
 // the sums. The size of the residual is summed anew each time, and its next size follows from these sums.
 #define ROUGH 0.1      // largest relative residual of a step's equations
 #define REACH 3.0      // nats that a step moves a column, at most: far off its direction is meaningless
-#define SINGULAR 1e-14 // curvature relative to D of a direction that no plan can follow, or of rounding
+#define SINGULAR 1e-14 // times D: a direction of less curvature is singular
 
 // A column of the equations; the marginal is 0 if it has no mass
 struct Equation {
@@ -186,7 +186,7 @@ FN void leap(const State &S, Finish &F, const Half &rows, const Half &cols, Scra
     if (threadIdx.x == 0) {
         F.p.products += products;
         F.p.leaps = 0;
-        if (!found) F.p.reach = -1; // no further step
+        if (!found) F.p.reach = -1; // -1: the launch tries no further step
     }
     grid_barrier(counter, ended);
 }

@@ -16,7 +16,7 @@ extern __shared__ __align__(128) unsigned char memory[]; // a Seen for each warp
 #define ENTRIES ((int)(16 / sizeof(cost)))                           // of M in 16 bytes
 #define LINE (32 * ENTRIES)                                          // columns that a warp processes at once
 #define HEAD 8                                                       // words of an answer before its trace
-#define TOLD (HEAD + TRACE_PASSES * (int)(sizeof(mapuot_stats) / 8)) // and before its vectors
+#define TOLD (HEAD + TRACE_PASSES * (int)(sizeof(mapuot_stats) / 8)) // words of an answer before its vectors
 
 struct Plain {
     const cost *M;               // m x n, at a multiple of 16 bytes
@@ -26,15 +26,15 @@ struct Plain {
     // from the entry across the diagonal
     int64_t *tops;               // n: the largest exponent of each column, by its rank
     const Progress *start;       // before a first pass
-    double safe_spread;          // range(M) / reg that K holds with nothing absorbed but the least cost
+    double safe_spread;          // largest range(M) / reg for a K that absorbs only the least cost
     double most_spread;          // largest range(M) / reg without a larger reg first
-    double log_size;             // sizes of log a and log b, added up
+    double log_size;             // largest |log a| + largest |log b|
     double rounding, vanishing;  // EXPONENT_ROUNDING and VANISHING of mapuot/problem/problem.py
     double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest,
     const double *sizes;         // and size_rate times the sum of these two numbers, if any
     double size_rate;
-    double dual_constant; // without the terms of hard rows
-    double mass;          // of b
+    double dual_constant; // the dual value's constant, without the terms of hard rows
+    double mass;          // total mass of b
     int64_t alike;        // 1: rows and columns are the same problem if M is its transpose
     int64_t posts;        // POSTS of the passes
 };
@@ -229,7 +229,8 @@ FN void build(const State &S, const Plain &T, int blocks, const Safe &safe) {
 // Set the progress before the first pass; one block
 FN void set_progress(const State &S, const Plain &T, const Safe &safe, const Seen &M, Seen *of_warps) {
     const double least = M.low / S.limits.reg;
-    Seen rows = {0, 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
+    Seen rows = {0, 0, 0, 0},
+         cols = {0, 0, 0, 0}; // Seen is reused: high holds a largest |log u|; odd and unlike hold sums
     for (int64_t i = threadIdx.x; i < S.m; i += THREADS) {
         const double alpha = safe.is ? safe.alpha : __ldcg(T.alpha + i);
         rows.high = fmax(rows.high, fabs(alpha));
@@ -254,7 +255,7 @@ FN void set_progress(const State &S, const Plain &T, const Safe &safe, const See
     p.dual_constant = T.dual_constant + rows.odd;
     if (!(-cols.low >= 1 / NARROW_LIMIT && -cols.low <= NARROW_LIMIT)) p.narrow = 0;
     S.scalars[NEXT_SCALE] = cols.odd;
-    S.scalars[NEXT_B] = T.mass; // sum b e^(-k x) of x = 0
+    S.scalars[NEXT_B] = T.mass; // sum b e^(-k x) at x = 0
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

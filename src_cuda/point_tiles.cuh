@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     double total = 0;
     if (threadIdx.x < TO_TILE) ((coord *)own_log)[threadIdx.x] = to_log[i0 + threadIdx.x];
     bring(here[0].to, to + i0, to_ld);
-    if (first < end) // with no points to sum over there may be no memory
+    if (first < end) // a side without points may be a null pointer
         bring(here[0].from, from + (int64_t)first * FROM_TILE, from_ld);
     all_here();
     for (int tile = first, step = 0; tile < end; tile++) {

@@ -65,7 +65,7 @@ typedef floating<!POINTS_NARROW>::type coord;
 // 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <=
 // .5
 FN double power_of(double t) {
-    const uint32_t size = (uint32_t)__double2hiint(t); // 1024 and more is INF, -1022 and less 0, by these bits
+    const uint32_t size = (uint32_t)__double2hiint(t); // high word of t: tests t >= 1024 and t <= -1022
     const double whole = t + 0x1.8p52, r = t - (whole - 0x1.8p52);
     double p = 0x1.41fbbc24fa7ffp-13;
     p = fma(p, r, 0x1.5f3e5343ad0f4p-10);
@@ -130,7 +130,7 @@ FN coord exponent_of(coord known, coord sum, coord factor) {
     return FORM == MAPUOT_PRODUCTS ? known + sum : known - (FORM == MAPUOT_ROOTS ? root_of(sum) : sum);
 #else
     if (FORM == EXPANDED) return known + sum;
-    if (FORM == MAPUOT_WFR) // QUICK: 2^-2^30 is 0
+    if (FORM == MAPUOT_WFR) // QUICK: an exponent of -2^30 gives 0, as -INF would
         return sum < REACH_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
     return known - factor * metric_of(FORM, sum);
 #endif
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         own[q] = to_log[at[q]];
         acc[q] = total[q] = NOTHING;
         UNROLLED (int k = 0; k < DIM; k++) x[q][k] = to[k * to_ld + at[q]];
-        if (HALVED) mine[q] = weight[at[q]]; // points that a last block has twice have none behind them
+        if (HALVED) mine[q] = weight[at[q]]; // a point that the last block repeats adds no pairs
     }
 #if KEPT
     const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;

@@ -137,7 +137,7 @@ FN void fold(num (&acc)[CPT], num (&sum)[CPT]) {
 struct Step {
     int tile, slot;
     bool streams;
-    int stream, kept, credit; // next tile of either kind
+    int stream, kept, credit; // next streamed tile, next kept tile, balance that picks one
 };
 
 FN void next_step(Ring &g, Step &s) {

@@ -20,7 +20,7 @@ typedef double RowSums[NEXT_B];
 #if NARROW && KL_ROWS
 // The data for the prox of a row in a pass: log2 u = whole + part - (fi + rest) log2 s
 struct Row {
-    float whole, part, fi, rest, rho, mass; // rho: -rho, mass: reg a, as in Point
+    float whole, part, fi, rest, rho, mass; // rho holds -rho and mass holds reg a, as in Point
 };
 
 FN Row row_of(Point p, double shift) {

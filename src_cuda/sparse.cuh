@@ -28,7 +28,7 @@ typedef int place;
 struct Runs {
     int64_t count, lanes; // rows; threads of each, a power of 2 up to 32, or RUN_THREADS
     int64_t most;         // entries of a row, at most, if there is no list
-    const int64_t *start; // where the rows begin: of a part of them, in the entries of all
+    const int64_t *start; // first entry of each row, counted in the whole matrix
     const int64_t *list;  // the rows to do, or null: all
     const place *index;   // of every entry: the index into x
 };

@@ -21,7 +21,7 @@ FN double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, doubl
 FN double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k) {
     double share;
     const double x = exponent(P, runs, i, k, share);
-    return share > 0 ? share * exp(x) : 0; // also if e^x overflows
+    return share > 0 ? share * exp(x) : 0; // 0 also where e^x overflows
 }
 
 // K, entries below `flush` being 0, or, with flush = 0, the plan; out[k - before] for entry k

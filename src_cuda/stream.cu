@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
     const Way<cost> way(V.M, V.M_row, V.M_col, i0);
     cost ahead[SIDE / STEP];
     way.request(V, span.begin, 0, ahead);
-    cost least = INF, most = -INF; // in the type of M: float64 comparisons cost as much as many of them
+    cost least = INF, most = -INF; // in the type of M: one float64 comparison costs as much as many float32 ones
     int bad = 0, infinite = 0, lopsided = 0;
     for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         cost M[SIDE / STEP];

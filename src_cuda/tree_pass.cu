@@ -9,7 +9,7 @@
 
 struct Edge {
     int64_t m, n, ld, streams;
-    int64_t child, parent, message; // where the points begin, and the message between child and parent
+    int64_t child, parent, message; // first points of both ends; first number of the message between them
     int64_t above;                  // this edge, the last below that one, completes its base; -1: none
     double fi;
     const double *p, *q, *s; // scalings in K, and the sums of its last pass
