@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-OURS = ("mapuot", "ot", "torch", "jax")  # their classes call our functions: warnings go to the callers of these
+OURS = ("mapuot", "ot", "torch", "jax")  # a warning goes to the first caller outside these packages
 MOST_SHOWN = 80  # characters of a value in a message
 OF_BATCH = {"A": "a", "B": "b"}  # names in `solve_batch`: names in functions that take one problem, too
 

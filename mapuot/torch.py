@@ -505,7 +505,7 @@ class SamplesLoss(torch.nn.Module):
         return 0.5 * self.eps * ((a - b) ** 2 if self.debias else a + b - 2 * a * b)
 
     def dense(self, a: Any, x: Any, b: Any, y: Any, rho: Any) -> Any:
-        """Return OT if the cost is a function, from its formed matrix."""
+        """Return OT for a cost that is a function of points: form the matrix and solve."""
         return sinkhorn_loss(self.cost(x[None], y[None])[0], a, b, reg=self.eps, reg_m=rho, **self.options)
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:

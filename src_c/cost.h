@@ -59,7 +59,7 @@ ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_
     return is_turned(M) ? panel_row(M, i, j, count, near) : row_block(M, i, j, count, near->at);
 }
 
-/* Is the reference more than ones? */
+/* Does the reference differ from ones (a matrix or a mask)? */
 ALWAYS_INLINE int has_shares(const mapuot_matrix *c) { return c->data || c->mask.weight > 0.0; }
 
 /* c[i, j .. j + count), as in row_block: the matrix, its mask, or the product of both */

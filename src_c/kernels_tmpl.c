@@ -69,7 +69,7 @@ ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, in
 
 /* The rows [i0, i1) of K from column `from` on, followed by zeros, or of the plan, to out with stride ld. */
 ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, int64_t from, real *out, const int plan) {
-    _Alignas(64) double entry[BLOCK + PAD]; /* PAD: write_part loads a whole vector at the end */
+    _Alignas(64) double entry[BLOCK + PAD]; /* PAD: the last load of write_part is a whole vector */
     const int64_t np = padded(args->n), step = rows_together(&args->M), width = columns_together(&args->M);
     panel near;
     open_panel(&near, step, i1, args->n);
@@ -147,7 +147,7 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
     }
 }
 
-/* R rows from i on, where a computed tile overwrites the one before; narrow tiles come with their dots s */
+/* Return R rows of K from i on. A computed tile overwrites the previous one; a narrow one also gives its dots s. */
 ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form form, const source from, const int R) {
     if (from == STORED) return (real *)g->state->kernel + i * g->ld;
     if (MAKES_POINTS && form == NARROW) made_tile(g->state, i, (float *)g->state->tile, s, R);

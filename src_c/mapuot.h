@@ -14,7 +14,7 @@ typedef enum { MAPUOT_F64, MAPUOT_F32 } mapuot_dtype;
 /* The pairs of points that are kept. All others are left out of every sum. Points of x lie in boxes of `rows`, and each
  * box has the runs of y, [from, to), that it is kept with (boxes_tmpl.c). first NULL: all pairs. */
 typedef struct {
-    int64_t rows, before; /* before: number of points of x in front of the first one here */
+    int64_t rows, before; /* before: index of the first row of this call among all points of x */
     const int64_t *first; /* boxes + 1 numbers: where the runs of each box begin */
     const int32_t *run;   /* from and to, multiples of 16; the last may end at padded(n) */
     int64_t width;        /* the largest number of columns that one box is kept with */
@@ -148,7 +148,7 @@ typedef struct {
     const double *alpha, *beta; /* the log scalings in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that a pass computes and works on */
     mapuot_narrow_points narrow_points;
-    mapuot_coarse coarse; /* in use while progress.coarse or its own labelled is 1 */
+    mapuot_coarse coarse; /* used while progress.coarse or coarse.labelled is 1 */
     mapuot_share *shares; /* one a thread, to split rows by the speed of each. NULL: split them evenly */
     int64_t parts;        /* 2 and more: parts of M that no pair connects. Each has its own translation */
     const int32_t *part;  /* n: the part of each column, < parts */
@@ -221,7 +221,7 @@ typedef enum {
     MAPUOT_ASKS
 } mapuot_verdict;
 
-enum { MAPUOT_MOST_PRODUCTS = 300 }; /* at most, in one step */
+enum { MAPUOT_MOST_PRODUCTS = 300 }; /* most products of one Newton step */
 
 typedef struct {
     int64_t m, n;         /* of all processes together */
@@ -234,7 +234,7 @@ typedef struct {
     double rounding; /* many marginals: relative rounding of the marginals and of `asked` */
     double reg, tol, found; /* found: the error of the pass, including the mass that hard columns miss */
     double rough;           /* > 0: a step that proves nothing: its equations are solved up to this relative residual */
-    int64_t enough;         /* products of such a step, at most */
+    int64_t enough;         /* most products of a rough step */
     const double *marginal; /* n: s */
     double *asked, *diagonal, *rate, *left, *y, *d, *t; /* n each */
     double *steps_made, *ratios;                        /* MAPUOT_MOST_PRODUCTS + 1 each */
@@ -300,7 +300,7 @@ typedef struct {
     const double *x, *y;                 /* m x d and n x d, one point after another */
     const double *a, *b, *log_a, *log_b; /* masses, each with its logarithm and sum */
     double mass_a, mass_b;
-    const mapuot_terms *terms; /* its own reg and penalties, all else as in the task; NULL: the task's */
+    const mapuot_terms *terms; /* reg and penalties of this problem; the rest is the task's. NULL: all is */
     int64_t hard_passes;       /* of these terms */
     const double *start;       /* log v (n). NULL: zeros, and larger regs first */
     double *log_u, *log_v;     /* m, n */

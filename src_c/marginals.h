@@ -11,7 +11,7 @@ typedef struct marginal_kernels {
     /* out = e^(x_0 + x_1 + x_2 + x_3 - the largest of these sums). Returns the sum of out */
     double (*shares)(int64_t n, const double *const *x, double *out);
     void (*change_sums)(int64_t n, const double *weight, const double *change, double *out);
-    /* v = e^(x + y - q - top), 0 below flush. Returns top, or NaN if a number is not finite (base: the same for own) */
+    /* v = e^(x + y - q - top), 0 below flush. Returns top, or NaN if a number is not finite. */
     double (*factors)(int64_t n, const double *x, const double *y, const double *q, double flush, double *v,
                       double *size);
     /* base = x + rest y - rest p - own, with own so that the largest is 0. Returns own */

@@ -130,7 +130,7 @@ FN void copy_entries(real *to, const real (&x)[ENTRIES]) {
     }
 }
 
-// A warp's part of a matrix: rows i to end of LINE columns; this lane has ENTRIES columns from j on
+// A warp's part of a matrix: rows i to end, LINE columns. This lane reads ENTRIES columns from column j on.
 struct Strip {
     int64_t i, end, j;
 

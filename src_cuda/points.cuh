@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #if HELD
             if ((b - begin) % HELD == 0) {
                 const int some = end - b < HELD ? (int)(end - b) : HELD;
-                __syncthreads(); // the previous ones are read
+                __syncthreads(); // all warps have read the previous points
 #if HALVED
                 if (b > begin) put_across(across, to_across, held * FROM + threadIdx.x, least, count);
 #endif

@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     if (!stopped(S, parity)) row_half(S, half, S.progress[parity].shift, met, scratch, scalars + blockIdx.x * NEXT_B);
 }
 
-// K^T u; and behind it the row scalars of `blocks` blocks of sparse_rows
+// Compute K^T u. Append the row scalars, summed over the `blocks` blocks of sparse_rows.
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_columns(const __grid_constant__ State S, int parity, const __grid_constant__ Half half,
                    const double *scalars, int blocks) {

@@ -74,7 +74,7 @@ FN Letter look(const Letter &at) {
     return x;
 }
 
-// Send to the mailbox of another block, at the place given in this one's
+// Send x to the mailbox of another block of the cluster. to: the same place in this block's mailbox.
 FN void send(const Letter &to, const Letter &x, int block) {
     uint32_t remote;
     UNROLLED (int i = 0; i < WORDS; i++) {

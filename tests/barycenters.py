@@ -105,7 +105,7 @@ class Dual:
                 self.log_a = np.log(self.A)
 
     def at(self, x):
-        """Return (plans, q, rows asked less rows, diagonal, columns, factor of h) at log u = x."""
+        """Return (plans, q, wanted less actual row sums, diagonal, column sums, factor of h) at log u = x."""
         fi = 1 / (1 + self.rate)
         power = self.rate / (1 + self.rate)
         log_s = log_sum(self.L[None] + x[:, :, None], 1)

@@ -137,7 +137,7 @@ def climb(C, a, reg, rho, given, log_u):
         step = scale * np.linalg.lstsq(H, scale * (target - r), rcond=1e-14)[0]
         if np.abs(step).max() < 1e-13:
             break
-        if (target - r) @ step > 1e-13 * (abs(value) + r.sum()):  # below, rounding hides the ascent
+        if (target - r) @ step > 1e-13 * (abs(value) + r.sum()):  # a smaller ascent would be rounding
             while not slope(x + step)[3] > value and np.abs(step).max() > 1e-13:
                 step = step / 2
         else:

@@ -30,7 +30,7 @@ SHAPES = {"usual": (12, 17), "wide": (9, 33), "row": (1, 12), "column": (12, 1),
 
 
 class Traits(NamedTuple):
-    """One value of each axis that any kind of cost may have; the first is the plain problem's."""
+    """One value on each axis of the matrix of tests; the first value of an axis is the plain problem's."""
 
     shape: str = "usual"
     rho: str = "number"

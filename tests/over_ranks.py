@@ -255,7 +255,9 @@ def case_methods_and_precisions(job):
             result = job.check(case.replace(M=M), within=1e-4, passes=6, precision="mixed", tol=tol)
         if tol == 1e-6:
             error = job.ranks.sum(np.abs(numbers(result.plan) - exact.plan[i0:i1]).sum())
-            assert error <= (result.error_bound + 1e-6) * result.mass  # M in float32 is another
+            assert (
+                error <= (result.error_bound + 1e-6) * result.mass
+            )  # the last M is rounded to float32: allow its error, too
 
 
 def case_warm_start(job):

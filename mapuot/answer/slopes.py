@@ -176,7 +176,9 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
             moved = result.apply(cloud.y)
         else:
             moved = result.apply_transpose(cloud.x)
-        return np.asarray(product * cloud.scale * w * moved)  # "inner": scale (r_i + c_j - <x_i, y_j>) has -scale P y
+        return np.asarray(
+            product * cloud.scale * w * moved
+        )  # "inner": d/dx_i of scale (r_i + c_j - <x_i, y_j>), weighted by P, is -scale P y
 
     return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
 

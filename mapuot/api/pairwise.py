@@ -222,7 +222,7 @@ def divergences(task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, pro
 
 
 def self_terms(task: PairTask, which: Any, needs_error: bool, ranks: Ranks) -> SelfTerms:
-    """Solve the problems of the clouds ``which`` with themselves, shared by all pairs."""
+    """Solve each cloud of ``which`` against itself; all pairs use these self terms."""
     k, n = task.masses.shape
     value = np.zeros(k)
     slope = np.zeros((k, n * needs_error))

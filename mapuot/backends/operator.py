@@ -233,8 +233,8 @@ class Operator:
 
     # ---- supplied by subclasses
 
-    plan: Callable[..., Any]  # (i0, i1, out): the plan's rows in ``dtype``, into ``out`` if given; sparse: a CSR array
-    product: Callable[[Any, bool], Any]  # (X, turned): P X or, from the rows of this rank, P^T X; (length, d)
+    plan: Callable[..., Any]  # (i0, i1, out) -> the plan's rows in ``dtype``, in ``out`` if given; sparse: CSR
+    product: Callable[[Any, bool], Any]  # (X, turned) -> P X, or this rank's part of P^T X; (length, d)
     own_sums: Callable[[], tuple[float, F64, F64]]  # `sums` over the rows of this rank
 
     def back(self, x: Any) -> Any:

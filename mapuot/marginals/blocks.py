@@ -130,7 +130,7 @@ class JointBlocks(CertifiedBody):
         return np.concatenate((flat[: self.hole.start], flat[self.hole.stop :]))
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        """Guess (gap, missed mass of hard marginals), as if marginals were off by the change of their potentials."""
+        """Estimate (gap, missed mass of hard marginals) from the change of the potentials in this pass."""
         r = self.metric(found)
         return 0.5 * float(self.rhos * r @ np.square(residual)), float(self.hard * r @ np.abs(residual))
 

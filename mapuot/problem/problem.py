@@ -795,7 +795,7 @@ class BatchProblem(Common):
         return problem.lowered()
 
     def lowered(self) -> "BatchProblem":
-        """Return the problems with M less a large constant, of each M its own."""
+        """Return the problems without large constants in M; each M has its own constant."""
         if self.one_cost:
             return super().lowered()
         is_small = max(abs(self.M_min), abs(self.M_max)) <= CONSTANT_NATS * self.reg

@@ -55,7 +55,7 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
     one = options.symmetric
     both = hard_cols and not one
     if (both and not hard_rows) or not options.anderson_depth:
-        return None  # hard columns alone are solved as rows of the transpose
+        return None  # soft rows and hard columns: `route` exchanges the sides
     if both:
         options = dataclasses.replace(options, precision="float64")
     if hard_cols:

@@ -93,7 +93,7 @@ class TrueTask(Task):
 
 
 def of_task(task: Task, X: Space, Y: Space) -> TrueTask:
-    """Return a task's problem with the true distances of its spaces, given these with any coordinates."""
+    """Return the same problem with true distances, computed from the spaces X and Y."""
     features = task.F
     if features is None and task.f.size:
         features = task.f, task.g

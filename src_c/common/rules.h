@@ -208,9 +208,9 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
     const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
     p->moved = mass * (limits->reg * entries + limits->rho_kl * prox) + 1e-15 * terms;
-    /* all rows may err in one direction: 199 equal rows of 180 columns did by 1.1e-7 of rho a, which is above
-     * guard_slack. Their prox errs relative to its mass: where this was 13 times the mass of a, the dual value of a
-     * pass was above the optimum */
+    /* All rows may err in one direction: 199 equal rows of 180 columns erred by 1.1e-7 of rho a, more than
+     * guard_slack. The prox errs relative to the plan's mass: with 13 times the mass of a, the dual value of a
+     * pass was above the optimum. */
     if (p->narrow > 0) p->moved += SUMS_NOISE * (mass * (limits->reg + limits->rho_kl) + limits->dual_scale);
     /* a bound as large as 1e278 has a relative error, too: its mass is a sum of such entries */
     const double known = sound_gap(limits, mass, gap);
@@ -267,8 +267,8 @@ FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_st
            (p->floor_passes >= FLOOR_PASSES && out->error <= NEAR_FLOOR * limits->narrow_floor);
 }
 
-/* The status after a pass, which is counted already. scale: the larger of sum u and sum v, next_v: sum v of the next
- * pass, or 1 if that is checked before that pass. */
+/* Return the status after a pass; the pass is counted already. scale: the larger of sum u and sum v. next_v: sum v of
+ * the next pass, or 1 if the next pass checks it. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale,
                  double next_v) {
     const int done = is_enough(limits, p, out);

@@ -3,7 +3,7 @@
 #pragma once
 
 #ifdef __cplusplus
-#include "common.cuh" /* src_cuda: the types, FN, INF and TINY */
+#include "common.cuh" /* src_cuda/common.cuh defines the types, FN, INF and TINY */
 #ifndef FAR_FN
 #define FAR_FN __device__ __noinline__ /* code that runs once a pass waits for its instructions: keep it small */
 #endif

@@ -78,7 +78,7 @@ def test_patched_functions_answer_what_they_can_and_leave_the_rest():
         "fused_unbalanced_gromov_wasserstein": [((C, D), {"max_iter": 2})],
     }  # fmt: skip
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # POT's, of its inner solver
+        warnings.simplefilter("ignore")  # POT's inner solver warns
         theirs = {}
         for name, some in left.items():
             theirs[name] = [getattr(ot.gromov, name)(*args, **given) for args, given in some]

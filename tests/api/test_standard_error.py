@@ -83,7 +83,7 @@ def test_errors_of_all_pairs(own):
 
 
 def test_masses_count_as_weights():
-    """A point without mass is no draw, and one of each distribution tells nothing of its variance."""
+    """Points without mass do not count as draws; a side with one draw has no variance."""
     rng = np.random.default_rng(0)
     M = rng.random((6, 5))
     a = np.array([0.0, 1.0, 2.0, 1.0, 1.0, 1.0])

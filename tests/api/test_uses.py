@@ -72,7 +72,9 @@ def test_sharpness_where_one_point_has_nearly_all_mass(kind, light):
     log -= np.log(np.exp(log).sum())
     log_r = np.log(np.exp(log).sum(1))
     small = np.exp(log[:, 1])
-    of_small = small @ (log[:, 1] - log_r - np.log(small.sum()))  # and of the other column, where P = r - small:
+    of_small = small @ (
+        log[:, 1] - log_r - np.log(small.sum())
+    )  # the light column; the next line has the other column, P = r - small
     of_large = np.exp(log[:, 0]) @ (np.log1p(-small / np.exp(log_r)) - np.log1p(-small.sum()))
     least = -small.sum() * np.log(small.sum()) - (1 - small.sum()) * np.log1p(-small.sum())
     assert result.sharpness == pytest.approx((of_small + of_large) / least, rel=1e-3)
@@ -398,7 +400,7 @@ def linear(M, a, b, rho):
 
 
 def kl(ot, case, rho):
-    """Return the optimum with Kullback-Leibler penalties, from above, by POT."""
+    """Return an upper bound on the optimum with Kullback-Leibler penalties: POT's value."""
     P = ot.unbalanced.mm_unbalanced(case.a, case.b, case.M, rho, div="kl", numItermax=20_000, stopThr=1e-12)
     return (P * case.M).sum() + sum(divergence("kl", P.sum(1 - k), (case.a, case.b)[k], rho).sum() for k in (0, 1))
 
@@ -411,7 +413,7 @@ def test_bounds_beside_pot(reg, rho):
     low, high = case.solve().unregularised_bounds()
     right = kl(ot, case, rho)
     assert low <= right * (1 + 1e-12)
-    assert right <= high * (1 + 1e-3)  # POT's plan is near the best one only
+    assert right <= high * (1 + 1e-3)  # POT's plan is near the optimum, not at it
     assert high - low <= 8 * reg * case.b.sum()
 
 

@@ -183,11 +183,11 @@ static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *po
     const sweep_fn sweeps[] = {table->marginal, table->prox, table->difference, table->advance};
     sweep_args args = {.offset = -0.05, .common = 0.2, .slot = n % 3 ? 1 : -1, .gamma = {0.5, -0.2, 0.1}};
     double *out = written(vector(4 * SWEEP_OUT, 0), MAPUOT_F64, 1e-12, 1e-13);
-    args.depth = 2 + n % (MAX_MEMORY - 1);
+    args.depth = 2 + n % (MAX_DEPTH - 1);
     args.kappa = exp(args.offset);
-    args.base = 0.7; /* the shift: columns here differ in rho, so no one factor takes q there */
+    args.base = 0.7; /* the shift. The columns differ in rho: no common factor can shift q. */
     args.q_factor = 1;
-    mapuot_state state = new_state(m, n, MAPUOT_F64, MAPUOT_KL, kind, MAX_MEMORY, mapuot_pool_threads(pool));
+    mapuot_state state = new_state(m, n, MAPUOT_F64, MAPUOT_KL, kind, MAX_DEPTH, mapuot_pool_threads(pool));
     state.limits.in_place = form;
     double *const numbers[] = {state.work, state.history, state.cols.log_scale, state.cols.scale, state.cols.marginal};
     for (int k = 0; k < 5; k++) written(numbers[k], MAPUOT_F64, 1e-12, k < 3 ? 1e-13 : 0);

@@ -298,7 +298,7 @@ def test_torch_streams_and_gradcheck():
 
 @pytest.mark.parametrize("rho_b", [np.inf, 3.0])
 def test_totals_far_apart_are_certified_truly(rho_b):
-    """Where e^(-k x) or e^(k shift) leaves float64, a problem leaves the batch; their product is not used as q."""
+    """A problem with e^(-k x) or e^(k shift) beyond float64 leaves the batch: their product would be a wrong q."""
     judged = 0
     for seed in (465, 707, 1131, 2011):
         rng = np.random.default_rng(seed)

@@ -486,7 +486,9 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, using, kind):
     cold = solve(there, **given, callback=lambda stat: None)
     exact = solve(M, **given, tol=1e-11, precision="float64")
     assert ("3 passes in one call left" if kind == "larger regs" else "from a start of 3 passes") in found.how
-    assert found.trace[3].dual != pytest.approx(found.trace[2].dual, rel=1e-12)  # else the last pass was made again
+    assert found.trace[3].dual != pytest.approx(
+        found.trace[2].dual, rel=1e-12
+    )  # equal values would mean that a pass was repeated
     assert ("one potential" in found.how) == (kind == "one potential")
     assert found.converged
     assert found.error_bound <= 1e-6

@@ -101,7 +101,7 @@ def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
 
 @pytest.mark.parametrize("short", [1 << 16, 1 << 8])
 def test_rows_of_every_length(short, using):
-    """Passes agree for rows and columns of a block's or a few threads' length, empty ones, and a row of all pairs."""
+    """Passes agree for empty rows, rows for a few threads, rows for a block, and a row of all pairs."""
     using(DEVICE_PAIRS, short_points=short)
     rng = np.random.default_rng(0)
     m = 70

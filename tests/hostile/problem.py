@@ -24,8 +24,8 @@ ODDS = {"all": [0.45, 0.15, 0.15, 0.15, 0.1], "hard": [0.15, 0.4, 0.1, 0.1, 0.25
 class Problem(Case):
     """The mathematical arguments of one solve; reg_m a pair of numbers or vectors, penalty a pair."""
 
-    points: Any = None  # (x, y, metric, scale) that M is the costs of
-    grid: Any = None  # (nodes, spacing, scale, target, offset) of both grids that it is
+    points: Any = None  # (x, y, metric, scale); M holds the costs between x and y
+    grid: Any = None  # (nodes, spacing, scale, target, offset) of the two grids with costs M
 
     def replace(self, **changes: Any) -> Problem:
         """A new M drops the points and the grid, unless these are given with it."""

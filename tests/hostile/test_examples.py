@@ -39,7 +39,7 @@ EXAMPLES = {
                         {"method": "sinkhorn"}),
     # log u and log v of 1e4: the rounding of the exponents
     "exponents": (problem([[1e3, 2e3]], [1], [1, 2], 0.1, (5.0, 5.0)), {**FLOAT64, "tol": 1e-10}),
-    # fi, off by 2^-52, times a common translation of 1e3 to 1e8
+    # a common translation of 1e3 to 1e8 multiplies the rounding of fi, 2^-52
     "translated": (problem([[0]], [1e-5], [1], 0.748011989325415, (8.74e7, 200.0)), FLOAT64),
     "translated far": (problem([[0]], [1], [0.7], 1.6, (4e8, INF)), {**FLOAT64, "method": "translation_invariant"}),
     "translated, stored": (problem([[0]], [0.02], [1], 483.77490863283623, (89220904056.55702, 2e5)), {}),

@@ -298,7 +298,7 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
 
 
 def as_given(x: Any, there: bool) -> Any:
-    """Return points as a caller holds them: bfloat16 as tensors, ``there``: on a GPU."""
+    """Return points as a caller would: bfloat16 numbers in a tensor; ``there``: on a GPU."""
     if x.dtype == np.float32 and find_spec("torch") and not (x.view(np.uint32) & 0xFFFF).any():
         torch = import_module("torch")
         tensor = torch.from_numpy(x).bfloat16()

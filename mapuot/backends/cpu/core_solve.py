@@ -30,7 +30,11 @@ CONVERGED, OUT_OF_PASSES, STALLED = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING, li
 # least problems and pairs of a call per thread: some need thousands of passes
 CALL_PROBLEMS = 8
 CALL_PAIRS = 1 << 18
-MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # pointers have 8 bytes, too
+MEMBERS = {
+    "double": np.float64,
+    "int64_t": np.int64,
+    "mapuot_stats": STATS,
+}  # all other members are pointers of 8 bytes
 PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
 )
@@ -84,7 +88,7 @@ class CoreCall:
             self.at = ffi.from_buffer("void *", self.scratch)
         self.shape = (shape, dtype, max_passes)
         self.options = options
-        self.penalties = None  # the passes before a factor depend on the shape
+        self.penalties = None  # compute them anew: the passes before a factorisation depend on the shape
         self.problem.m, self.problem.n = shape
 
 
