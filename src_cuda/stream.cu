@@ -260,27 +260,36 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
-// Find the place where the cumulated masses of n places pass this share of the total. A warp searches: lane l adds up
-// the places l, l + 32, ..; the lane where the share is passed then splits its places among all lanes, and so on.
+// Find the place where the cumulated masses of n places, in order, pass this share of the total. A warp searches: lane l
+// gets the sum of the l-th of 32 runs of places, which all lanes add up; the run where the share is passed is split next.
 template <typename F> FN int64_t passed(int64_t n, double share, F mass) {
     const int lane = threadIdx.x % 32;
-    double left = 0; // mass still to pass, in the remaining places: first, first + step, ..
-    int64_t first = 0, step = 1;
-    do {
-        double sum = 0;
-        for (int64_t j = first + lane * step; j < n; j += 32 * step) sum += mass(j);
+    double left = 0; // mass still to pass, in the remaining places: first, first + 1, ..
+    int64_t first = 0, count = n;
+    for (bool begun = false; !begun || count > 1; begun = true) {
+        const int64_t run = count > 32 ? (count + 31) / 32 : 1;
+        double sum = run == 1 && lane < count ? mass(first + lane) : 0;
+        for (int k = 0; run > 1 && k * run < count; k++) {
+            const int64_t begin = first + k * run, rest = count - k * run,
+                          end = begin + (rest < run ? rest : run);
+            double part = 0;
+            for (int64_t j = begin + lane; j < end; j += 32) part += mass(j);
+            part = warp_sum(part);
+            if (lane == k) sum = part;
+        }
         double end = sum;
         UNROLLED (int bit = 1; bit < 32; bit *= 2) {
             const double before = __shfl_sync(FULL, end, lane >= bit ? lane - bit : lane);
             end += lane >= bit ? before : 0;
         }
-        if (step == 1) left = share * __shfl_sync(FULL, end, 31);
+        if (!begun) left = share * __shfl_sync(FULL, end, 31);
         const int passed = (int)warp_max(sum > 0 && end > left ? 32 - lane : 0);
         const int chosen = passed ? 32 - passed : (int)warp_max(sum > 0 ? lane : 0);
         left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);
-        first += chosen * step;
-        step *= 32;
-    } while (step < n);
+        first += chosen * run;
+        const int64_t rest = count - chosen * run;
+        count = rest < run ? rest : run;
+    }
     return first;
 }
 

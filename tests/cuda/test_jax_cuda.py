@@ -14,7 +14,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from mapuot import jax as ours  # noqa: E402
-from mapuot.arrays import is_on_device  # noqa: E402
+from mapuot.arrays import host, is_on_device  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 EMULATED = "cuda_on_cpu" in cp.__file__
@@ -46,7 +46,7 @@ def through_cupy(solved, *arrays):
     return [jnp.asarray(np.asarray(x)) for x in solved(*(cp.asarray(np.asarray(z)) for z in arrays))]
 
 
-def clouds(count=3, n=20, m=25):
+def clouds(count=3, n=40, m=50):
     keys = jax.random.split(jax.random.key(0), 2)
     return jax.random.normal(keys[0], (count, n, 2)), jax.random.normal(keys[1], (count, m, 2)) + 1
 
@@ -89,6 +89,22 @@ def test_pairs_are_drawn_on_the_device(reg_m, on_host):
     for k in range(3):
         assert_array_equal(many[0][k, k], want[k][0])
     assert not on_host
+
+
+@pytest.mark.parametrize("sizes", [(40, 70), (3, 1200), (1200, 3)], ids=str)
+def test_pairs_at_places_are_those_of_the_host(sizes):
+    """A place names the row, and the column in it, where cumulated masses pass it: on every device the same."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(k, 2)) for k in sizes)
+    a = rng.random(len(x))
+    a[1] = 0.0
+    at = rng.random((2, 300))
+    known = {"reg": 0.5, "reg_m": 1.0, "tol": 1e-9}
+    right = mapuot.solve(mapuot.PointCloud(x, y), a, **known).pairs_at(at)
+    found = mapuot.solve(mapuot.PointCloud(cp.asarray(x), cp.asarray(y)), a, **known)
+    for places in (at, cp.asarray(at)):
+        for mine, other in zip(found.pairs_at(places), right, strict=True):
+            assert (np.asarray(host(mine)) == other).mean() > 0.99  # ties at the tolerance
 
 
 def test_pairs_come_in_proportion_to_the_plan():
