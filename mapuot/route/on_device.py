@@ -37,6 +37,7 @@ MET = 0.3  # of tol: how closely one potential meets hard columns before Newton'
 MOST_BETWEEN = 1 << 22  # most pairs of points for an answer that keeps costs and K: 50 MB
 FEW_PRODUCTS = 30  # of Newton's step, .15 ms each; factorising 1000 points takes 4 ms (H200)
 BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems converged, 24 with .3, 16 with 1
+COARSEST = 1e-3  # largest tol that BOTH_MET is a part of: at 1e-2 a step from a worse pass failed, 14 ms for 4.5 (H200)
 
 
 @functools.cache
@@ -58,11 +59,13 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
         return None  # soft rows and hard columns: `route` exchanges the sides
     if both:
         options = dataclasses.replace(options, precision="float64")
-    if hard_cols:
-        part = BOTH_MET if both else MET
+    if both:
+        met = BOTH_MET * min(options.tol, COARSEST)
+    elif hard_cols:
+        met = MET * options.tol
     else:
-        part = 1.0
-    passes = dataclasses.replace(options, tol=part * options.tol)
+        met = options.tol
+    passes = dataclasses.replace(options, tol=met)
     if one:
         return (options, passes, min(most, STAGES.most_together), math.inf)
     return (options, passes, most, MOST_SPREAD)
