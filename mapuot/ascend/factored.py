@@ -7,14 +7,16 @@ import numpy as np
 from ..arrays import host, namespace
 from ..backends import factored
 from ..backends.factored import Margin, Reached
-from ..backends.newton import HOLDS, Newton
+from ..backends.newton import Newton
 from ..backends.operator import parts_of
 from ..backends.settings import FACTORS
 from ..contract import Backend, Options
 from ..penalties import F64, PENALTIES
 from ..problem.problem import BatchProblem, Common, Problem
-from ..processor import default_threads
+from ..processor import default_threads, thread_count
+from ..threads import each
 
+FEW_PASSES = 64  # judged in a millisecond: a thread of their own saves no time
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
@@ -131,17 +133,27 @@ def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:
     return exponents[None]
 
 
-def certify_passes(task: BatchProblem, stats: Any, log_v: F64, marginals: F64, tol: float) -> Any:
+def certify_passes(task: BatchProblem, stats: Any, log_v: F64, marginals: F64, options: Options) -> Any:
     """Certify passes that nearly meet their hard columns, without products; return which, and write all bounds.
 
     ``stats``: records of the last pass of each problem, with its ``error``; ``log_v``, ``marginals``: (p, n).
     """
     rows, cols = task.sides
-    newton = Newton(task.reg, np.asarray(host(task.B[0])), np.broadcast_to(cols.rho, task.shape[1:]))
-    newton.set_rows(rows, task.shape[0])
-    holds = np.zeros(len(stats), bool)
-    for i, weight in enumerate(host(task.B)):
-        newton.weight = weight
-        holds[i] = newton.solve(stats["error"][i], tol, log_v[i], marginals[i]) == HOLDS
-        stats["error"][i] = newton.record.error
+    weights, log_v, marginals = (np.ascontiguousarray(host(x), np.float64) for x in (task.B, log_v, marginals))
+    errors = np.array(stats["error"])
+    holds = np.zeros(len(errors), bool)
+
+    def judge(part: slice) -> None:
+        newton = Newton(task.reg, weights[0], np.broadcast_to(cols.rho, task.shape[1:]))
+        newton.set_rows(rows, task.shape[0])
+        holds[part] = newton.judge_passes(errors[part], options.tol, weights[part], log_v[part], marginals[part])
+
+    threads = options.threads or thread_count()
+    step = max(FEW_PASSES, -(-len(errors) // threads))
+    parts = [slice(i0, i0 + step) for i0 in range(0, len(errors), step)]
+    if len(parts) == 1:
+        judge(parts[0])
+    else:
+        each(judge, parts, lambda: None, threads=threads)
+    stats["error"] = errors
     return holds

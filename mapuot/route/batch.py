@@ -26,7 +26,7 @@ from .options import PRECISIONS, options_alone
 from .plain import core, in_core, is_plain
 
 COARSE_PASSES = 200  # at most, at each larger reg
-MET = 0.5  # of the miss that a pass certifies: where passes of one potential end; a pass that meets the rows follows
+MET = 0.5  # of the miss that a pass certifies: where passes end; one that meets the rows follows
 
 
 class BatchRun:
@@ -190,15 +190,14 @@ class BatchRun:
     def factor(self, workspace: Any, stages: list[Stage], i0: int, i1: int, most: int, bar: Any) -> None:
         """Solve problems i0 to i1, with hard columns, by factored Newton steps from what a few passes have reached.
 
-        At each reg at most ``most`` passes are made, which certify nothing; a last pass does. Passes of one potential
-        go on until they meet both sides as nearly as that pass must: most problems then need no steps.
+        At each reg at most ``most`` passes are made, which certify nothing; a last pass does. The passes go on until
+        they meet the columns as nearly as that pass must: many problems then need no steps.
         """
         task, options = workspace.task, workspace.options
         starts = list[Reached]()
         rough = dataclasses.replace(options, tol=max(options.tol, START_TOL))
-        last = options
-        if options.symmetric:
-            last = dataclasses.replace(options, tol=MET * allowed_miss(options.tol, task.shape, True))
+        both_hard = all(side.demands for side in task.sides)
+        last = dataclasses.replace(options, tol=MET * allowed_miss(options.tol, task.shape, both_hard))
         for reg, own in (*((stage.reg, rough) for stage in stages), (task.reg, last)):
             left = self.max_passes - 1 - int(workspace.field("passes").max())  # the last pass certifies
             if left > 0:
@@ -207,7 +206,7 @@ class BatchRun:
         workspace.begin_at(factored_batch(task, workspace.exponents, starts, options))
         workspace.iterate(1)
         log_v, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
-        holds = certify_passes(task, workspace.stats, log_v, marginals, options.tol)
+        holds = certify_passes(task, workspace.stats, log_v, marginals, options)
         holds &= np.isin(workspace.status(), ("converged", "running"))
         self.read(workspace, i0, i1)
         self.status[i0:i1][holds] = CONVERGED.status
