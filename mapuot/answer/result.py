@@ -32,7 +32,7 @@ from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, describe_bound
 from ..synonyms import AnswerHints, hinted
-from . import between, curvature, sharpness, slopes, standard_error, unregularised
+from . import between, curvature, sharpness, slopes, standard_error, transitions, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows, rows_at
 from .store import contents
 from .summary import as_table
@@ -275,6 +275,7 @@ class Result(CertifiedAnswer, Answer):
     unregularised_bounds = unregularised.unregularised_bounds
     gradient, potential, map = slopes.gradient, slopes.potential, slopes.map
     standard_error = standard_error.standard_error
+    transitions = transitions.transitions
     hvp, interpolate = curvature.hvp, between.interpolate
 
     def __init__(

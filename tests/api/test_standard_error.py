@@ -10,6 +10,7 @@ from mapuot import PointCloud
 DRAWS = 1000
 COUNT = 100, 80
 REG = 0.5
+MOST_GROWTH = 0.99  # a skewed number: 97 to 98 % of 100 draws, 94 to 96 % of 400
 COVERED = 0.92, 0.98  # of 95 %: 3 standard deviations of 1000 trials are 2 %, and 100 draws are not many
 
 
@@ -80,6 +81,52 @@ def test_errors_of_all_pairs(own):
         unit = np.std(np.asarray(M)) if own else 1.0
         want = mapuot.sinkhorn_divergence(M, reg=0.1 * unit, reg_m=unit, standard_error=True)
         assert (D[i, j], E[i, j]) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (0.5, 3.0), np.inf, (1.0, np.inf)], ids=str)
+def test_coverage_of_transitions(samples, reg_m):
+    """Masses between labels, shares of them and growth: 95 % of the intervals contain the population's."""
+    x, p, y, q = population()
+    options = {"reg": REG, "reg_m": reg_m}
+    rows, cols = np.arange(len(x)) % 2, np.arange(len(y)) % 3 == 0
+    right = mapuot.solve(PointCloud(x, y), p, q, tol=1e-9, **options).transitions(rows, cols)
+    i, j = samples
+    batch = mapuot.solve_batch(PointCloud(x[i], y[j]), **options)
+    found = [one.transitions(rows[i[k]], cols[j[k]]) for k, one in enumerate(batch)]
+    for name in ("mass", "shares", "growth"):
+        value, error = (np.stack([getattr(one, name)[k] for one in found]) for k in (0, 1))
+        want = getattr(right, name).value
+        if name == "growth" and np.isinf(np.ravel(reg_m)[0]):
+            assert np.abs(value - want).max() < 1e-4
+            continue
+        inside = (np.abs(value - want) < 1.96 * error).mean(0)
+        assert (inside > COVERED[0]).all()
+        assert (inside < (MOST_GROWTH if name == "growth" else COVERED[1])).all()
+        assert_allclose(error.mean(0), value.std(0), rtol=0.06)
+    A, B = (np.bincount(k[3], minlength=len(w)) / n for k, w, n in zip((i, j), (p, q), COUNT, strict=True))
+    histograms = mapuot.solve(np.asarray(PointCloud(x, y)), A, B, **options).transitions(rows, cols, COUNT)
+    assert_allclose(histograms.mass.error, found[3].mass.error, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cloud", [False, True], ids=["matrix", "points"])
+def test_transitions_are_sums_of_the_plan(cloud):
+    rng = np.random.default_rng(0)
+    x, y, a = rng.normal(size=(9, 2)), rng.normal(size=(7, 2)), rng.random(9)
+    a[2] = 0.0
+    M = PointCloud(x, y)
+    rows, cols = np.array(list("aabbbccca")), np.array([1, 0, 1, 0, 1, 1, 0])
+    result = mapuot.solve(M if cloud else np.asarray(M), a, reg=0.3, reg_m=(1.0, 2.0), tol=1e-9)
+    found = result.transitions(rows, cols)
+    assert found.rows.tolist() == ["a", "b", "c"]
+    assert found.cols.tolist() == [0, 1]
+    mass = [[result.plan[np.ix_(rows == r, cols == c)].sum() for c in found.cols] for r in found.rows]
+    assert_allclose(found.mass.value, mass, rtol=1e-9)
+    assert_allclose(found.shares.value.sum(1), 1.0)
+    assert_allclose(found.growth.value, [result.plan[rows == r].sum() / a[rows == r].sum() for r in found.rows])
+    with pytest.raises(ValueError, match="row_labels"):
+        result.transitions(rows[:3], cols)
+    with pytest.raises(ValueError, match="one number"):
+        mapuot.solve(np.ones((9, 7)), reg=1.0, reg_m=0.3, penalty="tv").transitions(rows, cols)
 
 
 def test_masses_count_as_weights():
