@@ -17,7 +17,7 @@ from .penalties import F64
 from .problem.clouds import PointCloud, there
 from .problem.labels import as_labels, classes_of, is_missing
 from .problem.scale import scale_of
-from .problem.validate import as_array
+from .problem.validate import as_array, as_flag
 from .ranks import ALONE, join
 from .synonyms import REQUIRED, hinted
 
@@ -63,7 +63,7 @@ class CellGroups:
 
 
 def task_of(cloud: PointCloud, terms: tuple[Any, Any], scale: Any, options: dict[str, Any]) -> PairTask:
-    name, each = scale
+    name, each = scale[0], as_flag(scale[1], "scale_each")
     if each and name is None:
         raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
     unit = 1.0

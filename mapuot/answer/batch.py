@@ -17,7 +17,7 @@ from ..outcome import CONVERGED
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import BatchProblem
-from ..problem.validate import as_choice, as_count
+from ..problem.validate import as_choice, as_count, as_index
 from ..ranks import ALONE
 from ..status import FAILED
 from . import slopes, standard_error
@@ -144,6 +144,7 @@ class BatchResult(Answer, Sequence[Result]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
+        i = as_index(i)
         if not -len(self) <= i < len(self):
             raise IndexError(f"problem {i} of {len(self)}")
         i %= len(self)

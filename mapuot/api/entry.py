@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..answer.tensors import answered, listed, tensor_among
 from ..problem.scale import scaled
+from ..problem.validate import as_flag
 
 F = TypeVar("F", bound=Callable[..., Any])
 NamedArguments = dict[str, Any]
@@ -38,6 +39,8 @@ def entry(
                 like = tensor_among(*(part for x in values for part in listed(x)))
                 if like is not None:
                     return answered(call, like, arguments(signature, args, named))
+            if "scale_each" in named:
+                as_flag(named["scale_each"], "scale_each")
             own_units = named.get("scale_each") and not each
             takes_units = costs is not None or units is not None
             if own_units or not takes_units or (named.get("scale_cost") is None and not named.get("scale_mass")):

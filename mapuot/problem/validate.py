@@ -5,6 +5,7 @@ InfeasibleError. Over ranks, all ranks raise an error that one rank finds, and c
 """
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -47,6 +48,20 @@ def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
         cure = ": give the costs of a function of rows as the matrix M" * (name == "metric" and callable(value))
         raise ValueError(f"{name} must be one of {names}, got {shown(value)}{told or cure}")
     return value
+
+
+def as_flag(value: Any, name: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def as_index(value: Any) -> int:
+    """Check the number of one problem of a batch."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"problems of a batch have integers and slices as indices, got {shown(value)}") from None
 
 
 def as_float(value: Any, name: str, wanted: str = "a number") -> float:

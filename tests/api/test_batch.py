@@ -402,3 +402,18 @@ def test_a_tuple_is_a_pair_of_sides():
         np.testing.assert_allclose(batch[i].plan, one.plan, rtol=1e-8)
         each = mapuot.solve(np.ones((1, 1)), A[i], B[i], reg=0.2, reg_m=float(rho[i][0]), tol=1e-9)
         np.testing.assert_allclose(own[i].plan, each.plan, rtol=1e-8)
+
+
+def test_wrong_indices_and_flags_are_named():
+    M = np.random.default_rng(0).random((2, 4, 5))
+    batch = solve_batch(M, reg=0.1, reg_m=1.0)
+    assert_allclose(batch[np.int64(1)].plan, batch.plan[1])
+    for wrong in (1.5, "a", None, np.array([0, 1])):
+        with pytest.raises(TypeError, match="have integers and slices as indices"):
+            batch[wrong]
+    clouds = np.random.default_rng(0).random((3, 5, 2))
+    for wrong in ("no", 1, None):
+        with pytest.raises(TypeError, match="scale_each must be True or False, got"):
+            solve_batch(M, reg=0.1, reg_m=1.0, scale_cost="mean", scale_each=wrong)
+        with pytest.raises(TypeError, match="scale_each must be True or False, got"):
+            mapuot.pairwise(clouds, reg=0.1, reg_m=1.0, scale_cost="mean", scale_each=wrong)
