@@ -6,6 +6,7 @@ problem. Arrays of PyTorch, on the CPU or a GPU, are taken, and given back on th
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,14 @@ from .synonyms import hinted
 
 __all__ = ["FUGW"]
 
+# the subjects of messages of `gromov`, and of messages here
+NAMES = {
+    "X": "source_geometry", "Y": "target_geometry", "a": "source_weights", "b": "target_weights", "reg": "eps",
+    "reg_m": "rho", "reg_m[0]": "rho[0]", "reg_m[1]": "rho[1]", "features[0]": "source_features",
+    "features[1]": "target_features", "features": "source_features and target_features", "init": "init_plan",
+    "a and b": "source_weights and target_weights", "reg and reg_m": "eps and rho",
+}  # fmt: skip
+
 
 class FUGW(BaseEstimator):  # type: ignore[misc]
     """Align two spaces by their geometries and by features that both share.
@@ -34,8 +43,11 @@ class FUGW(BaseEstimator):  # type: ignore[misc]
         Price of marginals that differ from the weights, ``reg_m`` of `mapuot.gromov`; inf: balanced.
     eps : float
         Entropic regularisation, ``reg`` of `mapuot.gromov`.
-    reg_mode, divergence : {"joint"}, {"kl"}
-        fugw also has "independent" and "l2".
+    reg_mode : {"joint", "independent"}
+        Entropy of the product of the plan with itself, or twice that of the plan.
+    divergence : {"kl"}
+        fugw also has "l2", squared norms in place of entropy and of the penalties of the marginals. Its steps are
+        quadratic programs, not entropic problems; see the guide to spaces.
     metric : {"precomputed", "sqeuclidean", "euclidean", "geodesic"}
         What a geometry is: distances, points or a graph; see `mapuot.gromov`. fugw's own estimator takes distances.
     options : dict, optional
@@ -104,7 +116,7 @@ class FUGW(BaseEstimator):  # type: ignore[misc]
             Geometries are missing or have the wrong shapes; only one space has features; other words of reg_mode or
             divergence.
         """
-        as_choice(self.reg_mode, "reg_mode", ("joint",))
+        as_choice(self.reg_mode, "reg_mode", ("joint", "independent"))
         as_choice(self.divergence, "divergence", ("kl",))
         given = {
             "source_features": source_features, "target_features": target_features, "source_geometry": source_geometry,
@@ -124,7 +136,14 @@ class FUGW(BaseEstimator):  # type: ignore[misc]
         if any(map(is_on_device, arrays)):
             options.setdefault("backend", "cuda")
         self._like = next((x for x in arrays if library(x) == "torch"), arrays[0])
-        self.result_ = gromov(X, Y, a, b, reg=self.eps, reg_m=self.rho, metric=self.metric, **options)
+        prices = {"reg": self.eps, "reg_m": self.rho, "reg_mode": self.reg_mode}
+        try:
+            self.result_ = gromov(X, Y, a, b, **prices, metric=self.metric, **options)
+        except (TypeError, ValueError) as error:
+            subject = re.match(r"\S+( and \S+)?(?= must )", str(error))
+            if subject is None or subject[0] not in NAMES:
+                raise
+            raise type(error)(NAMES[subject[0]] + str(error)[subject.end() :]) from error
         return self
 
     @property

@@ -37,6 +37,7 @@ def gromov(
     reg: float,
     reg_m: MarginalPenalty,
     scale_cost: MassStatistic | None = None,
+    reg_mode: str = "joint",
     metric: Any = "sqeuclidean",
     power: float = 1.0,
     landmarks: int = 48,
@@ -73,6 +74,9 @@ def gromov(
         Take reg and reg_m in units of this statistic of the first step's costs, as in `solve`. They are
         ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and half of the features' costs. ``result.scale_cost`` has the
         value.
+    reg_mode : {"joint", "independent"}
+        "independent": the entropy is ``2 reg KL(P | ab)``, as in unbalanced co-optimal transport, instead of that of
+        the product P x P. Between balanced plans of mass 1 both are equal.
     metric : {"sqeuclidean", "euclidean", "geodesic", "precomputed"} or a pair of them
         - "sqeuclidean": X has points; their squared distances are never formed as a matrix.
         - "euclidean": X has points with the distances ``|x_i - x_k|^power``.
@@ -159,11 +163,12 @@ def gromov(
     alpha = 1.0 if features is None else validate.as_float(alpha, "alpha")
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-    task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha)
+    is_joint = validate.as_choice(reg_mode, "reg_mode", ("joint", "independent")) == "joint"
+    task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha, is_joint)
     scale = 1.0
     if scale_cost is not None:
         scale = scale_of([task.usual_cost()], scale_cost, masses=[(np.asarray(host(a)), np.asarray(host(b)))])
-        task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha)
+        task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha, is_joint)
     task.check_settles(tol, max_iter)
     inner_tol = as_positive(inner_tol, "inner_tol")
     limits = Limits(max_iter, tol, inner_tol)

@@ -221,6 +221,8 @@ def check(task: Task) -> None:
         raise NotImplementedError("bound_tol is for metric 'sqeuclidean' on both sides")
     if any(rho < math.inf for rho in task.rho) or not task.reg:
         raise NotImplementedError("bound_tol is for reg_m = inf on both sides, and a positive reg")
+    if not task.is_joint:
+        raise NotImplementedError("bound_tol is for reg_mode 'joint'; of balanced plans of mass 1 both modes are equal")
     count = (task.X.phi.shape[1] - 2) * (task.Y.phi.shape[1] - 2)
     if count > MOST_COORDINATES:
         raise NotImplementedError(

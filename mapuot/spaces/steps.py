@@ -31,7 +31,8 @@ LEAST_MOVE = 1e-2  # singular values of the differences of moves below this shar
 RISE, MOST_OVERSHOOTS = 1e-3, 2  # after so many steps that raise the objective by this share, steps go half as far
 LEAST_SHARE = 1 / 16
 AHEAD = 0.5  # largest share of the mass that an extrapolation moves
-TILT, SIGHTS = 0.1, 8  # correlation that a tilt adds to a plan; number of points whose distances make it
+TILT, TIE = 0.1, 1e-6  # correlations that tilts add to a settled plan and to the start of proximal steps
+SIGHTS = 8  # points whose distances make a tilt
 
 
 class Step(NamedTuple):
@@ -174,6 +175,8 @@ class GromovResult(Result):
             raise NotImplementedError("gradient is for metric 'sqeuclidean' on both sides: distances have no points")
         if not task.reg:
             raise NotImplementedError("gradient is for a positive reg")
+        if not task.is_joint:
+            raise NotImplementedError("gradient is for reg_mode 'joint'")
         sides = (X, Y, plan.r, self.apply(Y.phi)), (Y, X, plan.s, self.apply_transpose(X.phi))
         x, y = (own.slope(own, w[:, None] * own.phi) - own.slope(other, Z) for own, other, w, Z in sides)
         (low, A), (high, B), (reg, whole) = task.prices
@@ -223,16 +226,17 @@ def steps_to_minimum(task: Task, start: FirstPlan, limits: Limits) -> Generator[
     """Yield the problem of each step and receive its `Result`, until the plan settles.
 
     From a symmetric start the plan may settle at a saddle. Therefore steps start again from the settled plan, tilted.
-    They lead back to it, or to a better plan. Proximal steps have a reg that falls; their start is tilted.
+    They lead back to it, or to a better plan. Proximal steps have a reg that falls; their start is tilted, by so little
+    that it decides between symmetric plans only.
     """
     first = start.plan
     if start.is_symmetric and not task.reg:
-        first = tilted(task, first)
+        first = tilted(task, first, TIE)
     end = yield from steps_from(task, first, limits, measures_first=start.coarse is None)
     left = limits._replace(max_iter=limits.max_iter - len(end.steps))
     if not (start.is_symmetric and task.reg and end.settled and left.max_iter):
         return end
-    other = yield from steps_from(task, tilted(task, end.plan), left, measures_first=False)
+    other = yield from steps_from(task, tilted(task, end.plan, TILT), left, measures_first=False)
     value = sum(end.parts)
     if not other.settled:  # by rough steps, which miss hard marginals, the objective may be too low
         value -= RISE * abs(value)
@@ -241,8 +245,8 @@ def steps_to_minimum(task: Task, start: FirstPlan, limits: Limits) -> Generator[
     return other._replace(steps=[*end.steps, *other.steps])
 
 
-def tilted(task: Task, plan: Plan) -> Plan:
-    """Return P + TILT (r u) (s v)^T / mass for functions u and v of the points with mean 0 and mean square 1.
+def tilted(task: Task, plan: Plan, correlation: float) -> Plan:
+    """Return P + correlation (r u) (s v)^T / mass for functions u and v of the points with mean 0 and mean square 1.
 
     The marginals are those of P. u and v are random sums of the distances from some points. They break every symmetry
     that moves one of these points.
@@ -256,7 +260,7 @@ def tilted(task: Task, plan: Plan) -> Plan:
         u = u - w @ u / mass
         size = math.sqrt(w @ u**2 / mass)
         factors.append(w * u / (size or 1.0))
-    P = Factors(TILT / mass * factors[0][:, None], factors[1][None])
+    P = Factors(correlation / mass * factors[0][:, None], factors[1][None])
     more = task.plan(P, 0 * plan.r, 0 * plan.s, [(0.0, 0.0, 0.0)] * 3)
     names = "cross", "moved", "features"
     return plan._replace(**{name: getattr(plan, name) + getattr(more, name) for name in names})
@@ -280,7 +284,7 @@ def steps_from(task: Task, plan: Plan, limits: Limits, measures_first: bool) -> 
     settled = False
     while len(steps) < limits.max_iter and not settled:
         cost = task.cost(plan)
-        reg = task.step_reg(len(steps)) * plan.mass
+        reg = task.step_reg(len(steps), plan.mass)
         reg_m = tuple(rho * plan.mass for rho in task.rho)
         posed = cost
         if near is not None:

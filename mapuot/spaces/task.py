@@ -5,11 +5,12 @@ With the plan Q of the previous step, the next plan P solves an unbalanced probl
     C_ij = alpha sum_kl (X_ik - Y_jl)^2 Q_kl + (1 - alpha) F_ij / 2 + k,
     k = rho_1 <Q 1, log(Q 1 / a)> + rho_2 <Q^T 1, log(Q^T 1 / b)> + reg <Q, log(Q / a b^T)>,
 
-and with reg and reg_m multiplied by the mass of Q. P is then multiplied by sqrt(mass Q / mass P), unless a side is
-hard. Source: Sejourne, Vialard, Peyre 2021, algorithm 1. The sum is (X^2 Q 1)_i + (Y^2 Q^T 1)_j - 2 (X Q Y^T)_ij, with
-entrywise squares. For squared distances between points, X = L R^T and L has the rows (|x|^2, 1, x). Then the first two
-terms need moments only, and the last term is an inner product with two coordinates more than the smaller space has. No
-matrix of pairs is formed.
+and with reg and reg_m multiplied by the mass of Q. If the entropy is of the plan, instead of its product with itself
+("independent"), reg is not multiplied, and k has no term of reg. P is then multiplied by sqrt(mass Q / mass P), unless
+a side is hard. Source: Sejourne, Vialard, Peyre 2021, algorithm 1. The sum is
+(X^2 Q 1)_i + (Y^2 Q^T 1)_j - 2 (X Q Y^T)_ij, with entrywise squares. For squared distances between points, X = L R^T
+and L has the rows (|x|^2, 1, x). Then the first two terms need moments only, and the last term is an inner product with
+two coordinates more than the smaller space has. No matrix of pairs is formed.
 """
 
 from __future__ import annotations
@@ -116,7 +117,11 @@ class Factors:
 class Task:
     """A problem of `gromov`: both spaces, masses and penalties, and the costs of a step."""
 
-    def __init__(self, X: Space, Y: Space, a: F64, b: F64, reg: float, rho: Any, features: Any, alpha: float) -> None:
+    def __init__(
+        self, X: Space, Y: Space, a: F64, b: F64, reg: float, rho: Any, features: Any, alpha: float,
+        is_joint: bool = True,
+    ) -> None:  # fmt: skip
+        self.is_joint = is_joint
         self.X, self.Y, self.a, self.b, self.reg, self.rho, self.alpha = X, Y, a, b, reg, rho, alpha
         self.hard = math.inf in rho
         if isinstance(features, tuple):
@@ -187,7 +192,8 @@ class Task:
             features = self.f[i], self.g[j]
         else:
             features = None
-        return Task(self.X.restrict(i), self.Y.restrict(j), a, b, self.reg, self.rho, features, self.alpha)
+        X, Y = self.X.restrict(i), self.Y.restrict(j)
+        return Task(X, Y, a, b, self.reg, self.rho, features, self.alpha, self.is_joint)
 
     def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
         moved = self.Y.times(self.X.times(cross).T).T
@@ -247,9 +253,11 @@ class Task:
     def median_cost(self) -> float:
         return scale_of([self.usual_cost()], "median")
 
-    def step_reg(self, k: int) -> float:
-        """Return reg of step k for a plan of mass 1."""
-        return self.reg or max(STEP * FALL**k, LAST) * self.median_cost
+    def step_reg(self, k: int, mass: float = 1.0) -> float:
+        """Return reg of step k from a plan of this mass."""
+        if self.reg and not self.is_joint:
+            return self.reg
+        return mass * (self.reg or max(STEP * FALL**k, LAST) * self.median_cost)
 
     def usual_cost(self) -> Any:
         """Return the cost of the step from a b^T of mass 1, without the constant k."""
@@ -387,11 +395,16 @@ class Task:
         return StepCost(r, c, fixed, moving, M)
 
     def constant(self, plan: Plan) -> float:
-        """Return the constant k of a plan's cost; 0 if a hard side fixes the mass."""
+        """Return the constant k of a plan's cost; 0 if a hard side fixes the mass.
+
+        The entropy of one plan, instead of a product, adds nothing to k.
+        """
         if self.hard:
             return 0.0
-        k: float = sum(rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True))
-        return k
+        terms = [rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True)]
+        if not self.is_joint:
+            terms.pop()
+        return float(sum(terms))
 
     def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
         """Return (price, KL, difference of the masses) of both marginals and of the plan; a hard side has price 0."""
@@ -410,7 +423,9 @@ class Task:
 
     def parts(self, plan: Plan) -> Terms:
         """Return the terms of the objective at a plan: KL(p x p | q x q) = 2 |p| KL(p | q) + (|p| - |q|)^2."""
-        paid = (rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan))
+        paid = [rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan)]
+        if not self.is_joint:
+            paid[2] = 2 * self.reg * plan.apart[2]
         return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)
 
     def distance(self, plan: Plan, cost: StepCost, result: Result, mass: float, proximal: bool) -> float:

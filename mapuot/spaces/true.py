@@ -97,7 +97,7 @@ def of_task(task: Task, X: Space, Y: Space) -> TrueTask:
     features = task.F
     if features is None and task.f.size:
         features = task.f, task.g
-    return TrueTask(X, Y, task.a, task.b, task.reg, task.rho, features, task.alpha)
+    return TrueTask(X, Y, task.a, task.b, task.reg, task.rho, features, task.alpha, task.is_joint)
 
 
 def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) -> GromovResult:

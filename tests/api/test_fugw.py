@@ -76,8 +76,59 @@ def test_geometry_alone_a_start_and_wrong_arguments():
     with pytest.raises(ValueError, match="geometry must be given"):
         FUGW().fit(f, g)
     with pytest.raises(ValueError, match="reg_mode must be one of"):
-        FUGW(reg_mode="independent").fit(None, None, D, E)
+        FUGW(reg_mode="mixed").fit(None, None, D, E)
+    with pytest.raises(ValueError, match="divergence must be one of"):
+        FUGW(divergence="l2").fit(None, None, D, E)
     with pytest.raises(ValueError, match=r"source_features must have shape \(k, 14\) or"):
         whole.transform(g)
     with pytest.raises(AttributeError, match="not fitted"):
         FUGW().transform(f)
+
+
+@pytest.mark.parametrize(("model", "given", "match"), [
+    ({"rho": -1.0}, {}, r"^rho"),
+    ({"eps": -1.0}, {}, r"^eps must be"),
+    ({}, {"source_weights": -np.ones(14)}, r"^source_weights must"),
+    ({}, {"target_weights": np.ones(3)}, r"^target_weights must"),
+    ({}, {"target_geometry": np.ones((5, 4))}, r"^target_geometry must"),
+    ({}, {"source_features": np.full((3, 14), np.nan)}, r"^source_features must"),
+], ids=range(6))  # fmt: skip
+def test_messages_have_the_names_of_the_estimator(model, given, match):
+    f, g, D, E, *_ = data()
+    usual = {"source_features": f, "target_features": g, "source_geometry": D, "target_geometry": E}
+    with pytest.raises(ValueError, match=match):
+        FUGW(**model).fit(**usual | given)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_independent_entropy_is_that_of_co_optimal_transport(fused):
+    ot = pytest.importorskip("ot")
+    f, g, D, E, a, b = data()
+    F = cdist(f.T, g.T, "sqeuclidean") if fused else None
+    alpha = 0.5 if fused else 1.0
+    model = FUGW(alpha=alpha, rho=(3.0, 2.0), eps=0.05, reg_mode="independent", options={
+        "init": "independent", "tol": 1e-5, "inner_tol": 1e-10, "max_iter": 500,
+    })  # fmt: skip
+    features = {"source_features": f, "target_features": g} if fused else {}
+    model.fit(source_geometry=D, target_geometry=E, source_weights=a, target_weights=b, **features)
+    half = None if F is None else F / 2
+    plan, _ = ot.gromov.fused_unbalanced_across_spaces_divergence(
+        D, E, a, a, b, b, reg_marginals=(3.0 / alpha, 2.0 / alpha), epsilon=0.05 / alpha, reg_type="independent",
+        divergence="kl", unbalanced_solver="sinkhorn_log", alpha=(1 - alpha) / alpha, M_samp=half, M_feat=half,
+        max_iter=500, tol=1e-11, max_iter_ot=5000, tol_ot=1e-12, rescale_plan=True,
+    )  # fmt: skip
+    assert model.result_.settled
+    np.testing.assert_allclose(model.pi, plan, atol=1e-5)
+    P = model.pi
+    r, s = P.sum(1), P.sum(0)
+
+    def kl(p, q):
+        return 2 * P.sum() * divergence("kl", p, q, 1.0).sum() + (p.sum() - q.sum()) ** 2
+
+    value = alpha * (r @ D**2 @ r + s @ E**2 @ s - 2 * ((D @ P @ E) * P).sum()) + 3 * kl(r, a) + 2 * kl(s, b)
+    value += 2 * 0.05 * divergence("kl", P, np.outer(a, b), 1.0).sum()
+    if fused:
+        value += (1 - alpha) * (P * F).sum()
+    assert model.loss == pytest.approx(value, rel=1e-9)
+    with pytest.raises(NotImplementedError, match="gradient is for"):
+        model.result_.gradient()

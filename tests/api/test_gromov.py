@@ -336,6 +336,16 @@ def test_a_ring_against_itself_is_turned_unless_reg_is_large():
     assert mapuot.gromov(ring, ring, reg=0.0, **given).parts.structure < 1e-3 * flat.parts.structure
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_without_entropy_a_shuffled_copy_is_matched_from_the_independent_plan(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(60, 3)) * [3, 2, 1]
+    order = rng.permutation(60)
+    D = cdist(x, x) / 4
+    found = mapuot.gromov(D, D[order][:, order], reg=0, reg_m=1.0, metric="precomputed", init="independent")
+    assert (order[found.plan.argmax(1)] == np.arange(60)).all()
+
+
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed"])
 def test_symmetric_spaces_do_not_end_at_a_saddle(metric):
     """Points on a line and their mirror images have the same distances: steps from a b^T match both with both."""
