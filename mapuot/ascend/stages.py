@@ -144,8 +144,9 @@ def stages(
 ) -> tuple[Stage, ...]:
     """List the stages in order; ``warm``: potentials are given, ``skips``: pairs of points are skipped.
 
-    Where Newton's steps with a factor may follow, passes and products are few. On a GPU there are no products between
-    hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
+    Where Newton's steps with a factor may follow, passes and products are few, and kinks are left to the steps; other
+    stalled passes over kinks are made again without extrapolation, which kinks mislead. On a GPU there are no products
+    between hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
     """
     reg, tol, storage, depth = problem.reg, options.tol, options.precision, options.anderson_depth
     found = climb(problem, options, most // 2)
@@ -168,7 +169,7 @@ def stages(
     elif warm or skips:
         found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave=leave))
         found[:0] = own * (skips and not warm)
-    kinks = depth > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
+    kinks = depth > 0 and not factors and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
         found.append(Stage(reg, tol, storage, 0, most, STALLED))
     wider = escalate and storage == "float32" and not problem.cost.wide
