@@ -606,7 +606,7 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
 
 @dataclass(eq=False)
 class Loss:
-    """What a loss solves, as functions of its tensors."""
+    """The problem of a loss, as functions of its tensors."""
 
     solve: Callable[..., Any]  # (*tensors) -> the value as an array, and the answer
     slopes: Callable[..., Any]  # (answer, needed, grad, *tensors) -> grad times each slope, None where not needed

@@ -44,8 +44,8 @@ static int64_t lay_out(const mapuot_barycenter *x, barycenter *t, double *room) 
     t->factor = place(&at, p);
     t->move = place(&at, p);
     t->matrix = place(&at, p * p);
-    t->dF = place(&at, MAX_MEMORY * size);
-    t->dG = place(&at, MAX_MEMORY * size);
+    t->dF = place(&at, MAX_DEPTH * size);
+    t->dG = place(&at, MAX_DEPTH * size);
     return at - room;
 }
 
@@ -268,8 +268,8 @@ static double imagine(barycenter *t) {
 /* The next state: Anderson's step, or the image without history. Returns 1 for a step. */
 static int extrapolate(barycenter *t, int begun) {
     const size_t bytes = (size_t)t->size * sizeof(double);
-    const int64_t slot = t->made % MAX_MEMORY * t->size;
-    double gram[MAX_MEMORY * MAX_MEMORY], right[MAX_MEMORY], gamma[MAX_MEMORY];
+    const int64_t slot = t->made % MAX_DEPTH * t->size;
+    double gram[MAX_DEPTH * MAX_DEPTH], right[MAX_DEPTH], gamma[MAX_DEPTH];
     for (int64_t k = 0; k < t->size && begun; k++) {
         t->dF[slot + k] = t->residual[k] - t->last_residual[k];
         t->dG[slot + k] = t->image[k] - t->last_image[k];
@@ -279,7 +279,7 @@ static int extrapolate(barycenter *t, int begun) {
     memcpy(t->last_image, t->image, bytes);
     memcpy(t->state, t->image, bytes);
     if (!t->made) return 0;
-    const int64_t count = t->made < MAX_MEMORY ? t->made : MAX_MEMORY;
+    const int64_t count = t->made < MAX_DEPTH ? t->made : MAX_DEPTH;
     mapuot_anderson_products(1, &t->size, count, t->dF, t->residual, t->weight, gram, right);
     mapuot_anderson_weights(1, count, gram, right, gamma);
     mapuot_anderson_combined(1, &t->size, count, gamma, t->dF, t->dG, t->residual, t->image, t->state, t->left);

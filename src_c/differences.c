@@ -10,7 +10,7 @@ enum { CHUNK = 1024 }; /* numbers of a part at a time, so that their rows fit a 
 /* dots += V x, x = y z, with a row of V every ld numbers */
 static void add_dots(int64_t rows, int64_t n, int64_t ld, const double *V, const double *y, const double *z,
                      double *dots) {
-    double x[CHUNK], some[MAX_MEMORY];
+    double x[CHUNK], some[MAX_DEPTH];
     for (int64_t j = 0; j < n; j++) x[j] = y[j] * z[j];
     mapuot_active_kernels()->left->sweep(rows, n, ld, V, x, NULL, some, NULL);
     for (int64_t i = 0; i < rows; i++) dots[i] += some[i];
@@ -43,7 +43,7 @@ void mapuot_anderson_combined(int64_t parts, const int64_t *ends, int64_t count,
                               double *left) {
     const left_kernels *kernels = mapuot_active_kernels()->left;
     const int64_t ld = ends[parts - 1];
-    double minus[MAX_MEMORY];
+    double minus[MAX_DEPTH];
     memcpy(step, image, (size_t)ld * sizeof(double));
     memcpy(left, residual, (size_t)ld * sizeof(double));
     for (int64_t part = 0, j = 0; part < parts; j = ends[part++]) {

@@ -19,7 +19,7 @@ typedef struct {
     double row_scalars[SCALARS];
     double mass, scale_v, lam, before; /* mass and scale_v before the translation, lam, and the shift before it */
 } finish_state;
-_Static_assert(sizeof((mapuot_sweep *)0)->gamma == MAX_MEMORY * sizeof(double), "mapuot_sweep");
+_Static_assert(sizeof((mapuot_sweep *)0)->gamma == MAX_DEPTH * sizeof(double), "mapuot_sweep");
 
 typedef struct {
     const mapuot_state *state;
@@ -47,7 +47,7 @@ static __attribute__((noinline)) void share_sweep(mapuot_pool *pool, const mapuo
             out[k] = k == 0 && residual ? fmax(out[k], job.out[t][k]) : out[k] + job.out[t][k];
 }
 
-/* One sweep over all columns; residual: out[0] is a maximum. */
+/* Make one sweep over all columns. In the residual sweep out[0] is a maximum, not a sum. */
 static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, sweep_fn sweep,
                       int residual, double *out) {
     const int64_t np = padded(state->n);
@@ -57,8 +57,8 @@ static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_
     else share_sweep(pool, state, args, sweep, residual, out);
 }
 
-/* solve A x = b, n <= MAX_MEMORY, symmetric positive definite after the ridge: Cholesky */
-static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x) {
+/* solve A x = b, n <= MAX_DEPTH, symmetric positive definite after the ridge: Cholesky */
+static void solve_small(int n, double A[MAX_DEPTH][MAX_DEPTH], double *x) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j <= i; j++) {
             double sum = A[i][j];
@@ -76,7 +76,7 @@ static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x) {
 }
 
 void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma) {
-    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY];
+    double A[MAX_DEPTH][MAX_DEPTH], scale[MAX_DEPTH];
     for (int i = 0; i < n; i++) scale[i] = 1.0 / sqrt(fmax(gram[i * ld + i], DBL_MIN));
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) A[i][j] = gram[i * ld + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);

@@ -27,7 +27,7 @@ static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *
 
 #define BIG 1e300 /* a column with absorbed below it is not left out */
 
-/* b e^t, in range where e^t alone may not be: v_exp ends at e^709, where masses of 1e-36 have q = 1e-11 */
+/* b e^t where e^t alone may overflow: v_exp ends at e^709, but b = 1e-36 may need q = 1e-11 */
 ALWAYS_INLINE vd times_power(vd b, vd t) {
     const vd half = v_exp(v_mul(t, v_set(0.5)));
     return v_mul(v_mul(b, half), half);

@@ -23,7 +23,7 @@
 
 #include "mapuot.h"
 
-enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 20 };
+enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_DEPTH = 20 };
 
 /* row scalars behind the column sums */
 enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
@@ -168,10 +168,10 @@ typedef struct {
 } mapuot_kernels;
 
 /* sweep results: sums over columns, but a maximum for MAX_RESIDUAL */
-enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                             /* sweep_marginal */
-enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT, SUM_MISFIT };                                     /* sweep_prox */
-enum { SUM_ADVANCED };                                                                          /* sweep_advance */
-enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
+enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                           /* sweep_marginal */
+enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT, SUM_MISFIT };                                   /* sweep_prox */
+enum { SUM_ADVANCED };                                                                        /* sweep_advance */
+enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_DEPTH, SWEEP_OUT = 1 + 2 * MAX_DEPTH }; /* sweep_difference */
 
 const mapuot_kernels *mapuot_active_kernels(void);
 enum { COARSE_WEIGH, COARSE_PRODUCTS, COARSE_GATHER, COARSE_SPREAD }; /* coarse_part */
@@ -181,7 +181,7 @@ int64_t mapuot_l2_bytes(void); /* L2 bytes of one core; MAPUOT_L2_KIB overrides 
 /* pool.c: run fn once on every thread of the pool, including the caller's, and return when all are done. */
 typedef void (*pool_fn)(void *context, int thread, int threads);
 void pool_run(mapuot_pool *pool, pool_fn fn, void *context);
-/* finish.c: gamma = argmin |F - sum gamma_i dF_i| for n <= MAX_MEMORY differences, by normal equations with normalised
+/* finish.c: gamma = argmin |F - sum gamma_i dF_i| for n <= MAX_DEPTH differences, by normal equations with normalised
  * columns. gram: sum w dF_i dF_j, with rows of ld numbers; rhs: sum w dF_i F. */
 void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma);
 /* coarse.c: called before sweep_advance */

@@ -38,7 +38,7 @@ struct Room {
 
 template <typename T> FN constexpr bool is_narrow() { return sizeof(T) == 4; }
 
-// Rows of a warp at once, and columns of a lane: in float64 more of them took a third longer
+// Rows of a warp at a time, and columns of a lane: more of them took a third longer in float64
 template <typename T> FN constexpr int rows_at_once() { return is_narrow<T>() ? 8 : 4; }
 template <typename T> FN constexpr int columns_at_once() { return is_narrow<T>() ? 4 : 2; }
 

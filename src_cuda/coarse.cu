@@ -185,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_constant__ State S, int parity) {
     __shared__ double mass[CLUSTERS];
     const int k = blockIdx.x, J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
-    if (!serves(S, parity) || (k < MOST_MEMORY && k >= S.progress[parity].depth)) return;
-    const double *F = k < MOST_MEMORY ? S.dF + k * S.n : S.residual;
+    if (!serves(S, parity) || (k < MOST_DEPTH && k >= S.progress[parity].depth)) return;
+    const double *F = k < MOST_DEPTH ? S.dF + k * S.n : S.residual;
     double own = 0, sum = 0;
     for (int64_t j = lane; j < S.n; j += TEAM) {
         const double s = S.coarse.label[j] == J ? S.s[j] : 0;
@@ -197,10 +197,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_c
     sum = warp_sum<TEAM>(sum);
     if (lane == 0) {
         mass[J] = own;
-        (k < MOST_MEMORY ? S.coarse.mean_dF + k * CLUSTERS : S.coarse.mean)[J] = own > 0 ? sum / own : 0;
+        (k < MOST_DEPTH ? S.coarse.mean_dF + k * CLUSTERS : S.coarse.mean)[J] = own > 0 ? sum / own : 0;
     }
     __syncthreads();
-    for (int64_t j = threadIdx.x; k == MOST_MEMORY && j < S.n; j += BLOCK) {
+    for (int64_t j = threadIdx.x; k == MOST_DEPTH && j < S.n; j += BLOCK) {
         const double all = mass[S.coarse.label[j]];
         S.coarse.share[j] = all > 0 && S.s[j] > 0 ? S.s[j] / all : 0;
     }

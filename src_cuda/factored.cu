@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shift_rows(const __grid_co
     if (threadIdx.x == 0) F.wanted[entry * F.n + j] = F.right[at];
 }
 
-// The solution x of the equations T x = x of a tile, T[i][j] a triangle of L (transposed: T^T x = x), an entry by lane
+// Solve T y = x for a tile of L (transposed: T^T y = x) and write y over x; each lane has an entry.
 template <bool TRANSPOSED> FN double solved_tile(const double (*T)[TILE + 1], double x, int lane) {
     for (int step = 0; step < TILE; step++) {
         const int i = TRANSPOSED ? TILE - 1 - step : step;

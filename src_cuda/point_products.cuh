@@ -56,7 +56,7 @@ struct Pieces {
                         (const uint32_t *)(first + unit_of(row + q % 2 * 8, piece * 4 + step * 2 + q / 2)) + part);
     }
 
-    // sum += the products of some steps with a chunk of 8 points, first pieces y and second pieces z
+    // sum += products of some steps of coordinates with 8 points. y: their first pieces, z: their second ones
     template <bool TURNED>
     FN void add(float (&sum)[4], const uint32_t (&y)[4], const uint32_t (&z)[4], int steps) const {
         UNROLLED (int step = 0; step < 2; step++) {

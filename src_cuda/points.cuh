@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #endif
 
 #if HALVED
-// Put the sum of each point into the first slab: over its slabs and the results of the blocks of points before it.
+// Add up the slabs of each point, and the results of earlier blocks of points, into the first slab.
 extern "C" __global__ void __launch_bounds__(256)
     fold_halves(const __grid_constant__ State S, int parity, double *out, int64_t count, int parts) {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;

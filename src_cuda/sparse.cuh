@@ -63,7 +63,7 @@ struct Larger {
     FN static double of(double x, double y) { return fmax(x, y); }
 };
 
-// Join x over the threads of a row, for every one of them. part: RUN_THREADS / 32 numbers of the block.
+// Reduce x over the threads of a row; each thread gets the result. part: RUN_THREADS / 32 numbers of the block.
 template <typename Join> FN double joined_run(const Runs &runs, double x, double *part) {
     const int lanes = (int)runs.lanes;
     for (int bit = (lanes < 32 ? lanes : 32) / 2; bit > 0; bit /= 2) x = Join::of(x, __shfl_xor_sync(FULL, x, bit));

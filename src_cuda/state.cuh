@@ -9,7 +9,7 @@
 #ifndef ANDERSON_DEPTH
 #define ANDERSON_DEPTH 5 // largest number of Anderson differences: 5, or 20 if a pass takes long beside them
 #endif
-#define MOST_MEMORY 20
+#define MOST_DEPTH 20
 #pragma option OWN_DIFFERENCES 5                    // of a thread
 #define PARTNERS (ANDERSON_DEPTH / OWN_DIFFERENCES) // threads that share the differences of a column
 #define VALUES (ANDERSON_DEPTH > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
@@ -95,6 +95,6 @@ struct Progress : mapuot_progress {
         dual_constant; // mapuot_limits has the same: they are K's, which a device may build by itself
     double
         reach; // largest move of a column by the next of Newton's steps, in nats; 0: as at first, < 0: no step follows
-    int64_t leaps, products; // 1: the next pass starts from such a step; products that all steps took
-    double gram[MOST_MEMORY * MOST_MEMORY], ones[MOST_MEMORY], gamma[MOST_MEMORY];
+    int64_t leaps, products; // 1: the next pass starts from Newton's step; products of all steps so far
+    double gram[MOST_DEPTH * MOST_DEPTH], ones[MOST_DEPTH], gamma[MOST_DEPTH];
 };

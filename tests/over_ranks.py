@@ -35,7 +35,7 @@ def numbers(x):
 
 @dataclass(frozen=True)
 class Job:
-    """The communicator that ``comm`` of a solve takes, the backend, and ``form``, which makes M of the own rows."""
+    """The ``comm`` of solves, the backend, and ``form``, which makes the M of a solve from the rank's own rows."""
 
     comm: Any
     backend: str = "cpu"

@@ -34,7 +34,7 @@ def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
 
 
 def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Return the costs between all points of the arguments of `pairwise`, and the masses of all, for the statistic."""
+    """Return the costs between the points of all clouds, and their masses, for the statistic of ``scale_cost``."""
     check_options(given, given["reg_m"])
     cost = as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost
     if not is_weighted(given["scale_cost"]):

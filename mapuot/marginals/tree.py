@@ -229,7 +229,7 @@ class Tree(CertifiedBody):
         log_z = np.log(z + c)
         up, back = (found.messages[way][k] for way in ("up", "back"))
         fi = self.problem.fi[k]
-        if turned:  # R of this pass is back, so that its row factors are e^(x + log z)
+        if turned:  # in this pass R is back: the row factors are e^(x + log z)
             return np.asarray(np.exp(self.kernels[k].through(y, x + log_z + fi * back, fi)[1] - up) - c)
         return np.asarray(np.exp(self.kernels[k].into_rows(y + log_z)[0] - back) - c)
 

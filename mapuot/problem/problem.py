@@ -182,7 +182,7 @@ class Common(DerivedMembers):
 
     @property
     def least_lift(self) -> Any:
-        """The lift less its rounding, for lower bounds."""
+        """Return the lift minus its rounding; lower bounds use it."""
         if not np.any(self.constant):
             return self.offset
         lift = self.lift

@@ -180,7 +180,7 @@ def test_one_call_makes_the_passes_that_a_callback_hears_of(seed):
 
 @pytest.mark.parametrize(("far", "few"), [(1.0, True), (400.0, True), (2000.0, False)])
 def test_one_call_is_enough_unless_a_sum_underflows(far, few, monkeypatch):
-    """Only where K has a row of zeros do other passes follow, which take out maxima."""
+    """Passes that take out maxima follow only where K has a row of zeros."""
     others = []
     run = Run.run
     monkeypatch.setattr(Run, "run", lambda *words: others.append(words) or run(*words))

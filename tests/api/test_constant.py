@@ -24,7 +24,7 @@ def raised(case: Case, constant: float) -> tuple[Case, Case]:
 
 
 def lift(case: Case, constant: float) -> float:
-    """Return the value of the constant: constant times the mass of the hard side."""
+    """Return what the constant adds to a value: constant times the mass of the hard side."""
     return constant * float((case.b if case.reg_m == HARD["columns"] else case.a).sum())
 
 

@@ -460,7 +460,7 @@ def test_no_false_certificate(storage, kind, part, monkeypatch, using):
 
 @pytest.mark.parametrize("reg_m", [1.0, np.inf])
 def test_a_certificate_tells_the_rounding_of_exponents(reg_m, monkeypatch):
-    """Newton's bound adds it: twice the 4 roundings of the largest cost / reg."""
+    """Newton's bound adds the rounding of the exponents: twice 4 roundings of the largest cost / reg."""
     ratios = []
     certify = certificate.certify
 

@@ -436,7 +436,7 @@ class Slices:
 
     def __getitem__(self, part):
         self.read.append((part.start, part.stop))
-        return self.array[part].copy()  # as a file gives it
+        return self.array[part].copy()  # a copy, as a read from a file gives
 
 
 def kept_pairs(S, form):

@@ -124,7 +124,7 @@ def test_what_skipped_mass_costs_a_kl_side_is_reached():
     terms = (task.rows, state.log_u, state.r), (task.cols, state.log_v, state.s)
     for growth, (side, log, r), half in zip(growths, terms, (found.rows, found.cols), strict=True):
         bound = np.linspace(1e-4, 1e-2, len(half.mid))
-        t = np.repeat(bound[: half.boxes], 16) * found.mass / 16  # equal shares of each box
+        t = np.repeat(bound[: half.boxes], 16) * found.mass / 16  # every point has an equal share of its box
         q = LONG(1) * side.weight * np.exp(-LONG(task.reg) * log / side.rho)
         grown = (r + t) * np.log((r + t) / q) - r * np.log(r / q) - t
         assert growth(bound) == pytest.approx(float((side.rho * np.maximum(grown, 0)).sum()), rel=1e-9)

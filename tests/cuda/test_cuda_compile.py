@@ -166,7 +166,7 @@ CASES = {
     "points of marginals": (
         "marginals.cu", {"STORE": 0},
         dict.fromkeys(("log_amounts", "close_root", "translation", "worth", "moved", "at_edges", "mass_shares",
-                       "change_sums"), (64, 64)),  # values that wait while a block's sum is found, once each
+                       "change_sums"), (64, 64)),  # values that spill once each while the block computes a sum
     ),
     "steps with a factor": (
         "factored.cu", {"STORE": 0},

@@ -82,7 +82,7 @@ EXAMPLES = {
     # the rest of a start at 1e5 is small again, but its digits were rounded on the way
     "far start": (problem([[0]], [1], [1], 20.0, (3e9, 23.0)), {}, (np.zeros(1), np.full(1, 1e4))),
     "far start below": (problem([[0]], [1], [1], 20.0, (3e9, 23.0)), {}, (np.zeros(1), np.full(1, -1e5))),
-    # reg lam sum a of balanced sides: their marginals, off by the rounding of a log of 250, made 2e-11 of lam = 1e4
+    # balanced sides: the term reg lam sum a. Marginals off by the rounding of a log of 250 made it 2e-11 at lam = 1e4.
     "far translation": (problem([[0.0, 100.0]], [0.81], [1, 1], 1.0, (0.4, INF)), FLOAT64,
                         (np.full(1, 1e4), np.zeros(2))),
     "far translation, turned": (problem([[0.0], [100.0]], [1, 1], [0.81], 1.0, (INF, 0.4)), FLOAT64,

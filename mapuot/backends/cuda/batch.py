@@ -42,7 +42,7 @@ SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; 
 
 
 def is_small(task: BatchProblem) -> bool:
-    """Tell whether K of a problem lies in the registers of a block, made of a matrix."""
+    """Tell whether a block keeps K of a problem in registers; K is then made from a matrix."""
     return max(task.shape) <= MOST and (not task.several or forms(task))
 
 
