@@ -179,7 +179,7 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     product_sums(const __grid_constant__ State S, int parity, const uint4 *to, int64_t to_ld, const float *to_log,
                  const uint4 *from, const float *from_log, const float *weight, double *out, int64_t count,
-                 int64_t others, int64_t turned, double, const int64_t *, const int *, int64_t from_ld,
+                 int64_t others, int64_t turned, double, const int64_t *, const int *, const int *, int64_t from_ld,
                  const __grid_constant__ mapuot_mask) {
     __shared__ Stage stage[2];
     __shared__ Ends ends[2];

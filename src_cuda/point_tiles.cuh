@@ -72,7 +72,7 @@ FN void add_products(const coord (&sum)[TO_EACH][FROM_EACH], const uint4 *to_log
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     tile_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
               const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count, int64_t others,
-              int64_t d, double scale, const int64_t *, const int *, int64_t from_ld,
+              int64_t d, double scale, const int64_t *, const int *, const int *, int64_t from_ld,
               const __grid_constant__ mapuot_mask) {
     __shared__ Coordinates here[2];
     __shared__ uint4 own_log[TO_TILE / LOADED], log[FROM_TILE / LOADED], w[FROM_TILE / LOADED];

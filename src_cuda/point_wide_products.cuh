@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     wide_product_sums(const __grid_constant__ State S, int parity, const double *to, int64_t to_ld,
                       const double *to_log, const double *from, const double *from_log, const double *weight,
                       double *out, int64_t count, int64_t others, int64_t, double, const int64_t *, const int *,
-                      int64_t from_ld, const __grid_constant__ mapuot_mask) {
+                      const int *, int64_t from_ld, const __grid_constant__ mapuot_mask) {
     __shared__ Stage stage[2];
     if (stopped(S, parity)) return;
     const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;

@@ -14,7 +14,9 @@
 // HALVED 1: one potential, with rows and columns the same points with the same w. A block sums from its own points
 // on; behind them an entry counts for both of its points, and fold_halves adds the sums from the blocks before:
 // rows of out behind its slabs, one a block.
-// KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
+// KEPT 1: pairs are skipped. A warp's points are one box, and it sums over the runs of that box; the boxes with most
+// pairs come first in `order`. Each part has its share of a long run, or all of a short one, so that boxes with many
+// pairs keep no block waiting.
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (needs DIM > 0, and TOPS, KEPT and MASKED 0),
 // KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the
 // logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
@@ -168,7 +170,7 @@ FN void put_across(const double (*across)[HELD * FROM], double *to, int64_t j, i
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,
-               int64_t others, int64_t d, double scale, const int64_t *first, const int *run, int64_t unit,
+               int64_t others, int64_t d, double scale, const int64_t *first, const int *run, const int *order, int64_t,
                const __grid_constant__ mapuot_mask mask) {
 #if HELD
     __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
@@ -181,8 +183,17 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #endif
     if (!TOPS && stopped(S, parity)) return;
     const int group = threadIdx.x % 32 / LANES_EACH;
-    const int64_t own_warp = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * OWN,
-                  i0 = own_warp + threadIdx.x % LANES_EACH;
+#if KEPT
+    const int64_t block = blockIdx.y * (int64_t)gridDim.x + blockIdx.x,
+                  place = block / gridDim.y * 8 + threadIdx.x / 32;
+    const bool has_box = place * OWN < count;
+    const int box = has_box ? order[place] : 0, part = (int)(block % gridDim.y);
+    const int64_t own_warp = has_box ? (int64_t)box * OWN : count;
+#else
+    const int64_t own_warp = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * OWN;
+    const int part = blockIdx.y;
+#endif
+    const int64_t i0 = own_warp + threadIdx.x % LANES_EACH;
     const int64_t blocks = (others + FROM - 1) / FROM;
     const coord factor = (coord)scale;
     coord own[RT], x[RT][DIM + 1], acc[RT], mine[RT];
@@ -196,15 +207,19 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         if (HALVED) mine[q] = weight[at[q]]; // a point that the last block repeats adds no pairs
     }
 #if KEPT
-    const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;
-    for (int64_t k = first[box] + blockIdx.y; k < first[box + 1]; k += gridDim.y) {
-        int b = run[2 * k] / FROM + group;
-        const int end = run[2 * k + 1] / FROM < blocks ? run[2 * k + 1] / FROM : (int)blocks;
+    for (int64_t k = has_box ? first[box] : 0, last = has_box ? first[box + 1] : 0; k < last; k++) {
+        const int start = run[2 * k] / FROM,
+                  stop = run[2 * k + 1] / FROM < blocks ? run[2 * k + 1] / FROM : (int)blocks, parts = (int)gridDim.y;
+        const int64_t length = stop - start;
+        const bool is_long = length >= parts * STRETCH;
+        if (!is_long && k % parts != part) continue;
+        int b = (is_long ? start + (int)(length * part / parts) : start) + group;
+        const int end = is_long ? start + (int)(length * (part + 1) / parts) : stop;
 #else
     {
         const int64_t before = HALVED ? blockIdx.x * (int64_t)(8 * OWN / FROM) : 0, left = blocks - before;
-        int64_t b = before + left * blockIdx.y / gridDim.y + group;
-        const int64_t begin = b, end = before + left * (blockIdx.y + 1) / gridDim.y;
+        int64_t b = before + left * part / gridDim.y + group;
+        const int64_t begin = b, end = before + left * (part + 1) / gridDim.y;
 #endif
         while (b < end) {
 #if HELD
@@ -286,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         JOIN(total[q], acc[q]);
         UNROLLED (int lanes = LANES_EACH; lanes < 32; lanes *= 2)
             JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
-        if (group == 0 && i0 + q * LANES_EACH < count) out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
+        if (group == 0 && i0 + q * LANES_EACH < count) out[part * count + i0 + q * LANES_EACH] = total[q];
     }
 }
 #endif

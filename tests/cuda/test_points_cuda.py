@@ -571,14 +571,32 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
             assert mine == pytest.approx(right, rel=1e-9)
         kept = np.zeros((here.rows.boxes, here.cols.boxes), bool)
         for turned, ((*lists, _), table) in enumerate(zip(there.lists, (kept, np.zeros_like(kept.T)), strict=True)):
-            first, run = (part.get() for part in lists)
+            first, run, order = (part.get() for part in lists)
             for i in range(len(first) - 1):
                 for start, stop in run[2 * first[i] : 2 * first[i + 1]].reshape(-1, 2):
                     assert start % unit == 0
                     table[i, start // unit : -(-stop // unit)] = True
             assert table.sum() == round(want.share * kept.size)
+            np.testing.assert_array_equal(np.sort(order), np.arange(len(table)))
+            assert (np.diff(table.sum(1)[order]) <= 0).all()
             if turned:
                 np.testing.assert_array_equal(table, kept.T)
+
+
+def test_sums_over_kept_pairs_hold_in_any_number_of_parts(monkeypatch, using):
+    """A part has its share of a long run, or a short run whole; boxes with more pairs than others come first."""
+    using(GROUPS, usual_groups=60)
+    using(BOXES, most_kept_share=0.9)
+    x, y, a, b = clouds(200, 270, 2)
+    x[:80] *= 0.1  # a dense cluster, whose boxes keep more pairs
+    y[:140] *= 0.1
+    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=0.005, reg_m=1.0, tol=1e-9, backend="cpu")
+    for slabs in (1, 2):
+        monkeypatch.setattr("mapuot.backends.cuda.points.SLABS", slabs)
+        cloud = mapuot.PointCloud(x, y, truncate=3.0)
+        found = mapuot.solve(cloud, a, b, reg=0.005, reg_m=1.0, tol=1e-4, precision="mixed", backend="cuda")
+        assert found.skipped is not None
+        assert relative_error(host(found.plan), exact.plan) <= found.error_bound + exact.error_bound <= 2e-4
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "cityblock", "cosine", "inner"])

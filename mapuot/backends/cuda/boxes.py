@@ -29,7 +29,7 @@ def as_words(boxes: int) -> int:
 
 class DeviceBoxes(Boxes):
     arrays = vectors
-    lists: tuple[Any, ...]  # for rows and for columns: (first run of each box, runs, points of a box)
+    lists: tuple[Any, ...]  # for rows and for columns: (first run of each box, runs, boxes by width, points of a box)
 
     def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
         super().__init__(problem, pool, together)
@@ -72,7 +72,7 @@ class DeviceBoxes(Boxes):
             "box_masses", (-(-words * BITS // 256), -(-m // ROWS)), 256, by_value(self.record),
             np.int32(kept is not None), self.bits, np.int64(words), row_mass, col_mass,
         )  # fmt: skip
-        self.count, width = self.counted(self.bits)
+        width = self.counted(self.bits)[1]
         return width.get(), row_mass.get(), self.ranks.sum(col_mass.get())
 
     def counted(self, bits: Any) -> tuple[Any, Any]:
@@ -101,7 +101,11 @@ class DeviceBoxes(Boxes):
         turned = cp.zeros((n, as_words(m)), np.uint32)
         sizes = np.int64(words), np.int64(m), turned, np.int64(as_words(m)), np.int64(n)
         self.call("box_turn", (-(-m // BITS), words), 32, self.bits, *sizes)
-        rows = self.listed(self.bits, self.count, self.limit)
-        cols = self.listed(turned, self.counted(turned)[0], m * self.unit)
-        self.lists = (*rows, self.unit), (*cols, self.unit)
-        return rows[0].get(), rows[1].get()
+        found = []
+        for bits, limit in ((self.bits, self.limit), (turned, m * self.unit)):
+            count, width = self.counted(bits)
+            order = np.argsort(-width.get(), kind="stable").astype(np.int32)
+            found.append((*self.listed(bits, count, limit), cp.asarray(order), self.unit))
+        self.lists = tuple(found)
+        first, run = found[0][:2]
+        return first.get(), run.get()

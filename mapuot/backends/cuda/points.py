@@ -57,6 +57,7 @@ WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 4, 90
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
+KEPT_WAVES = 32  # the same where pairs are skipped: a box may have 15 times as many pairs as others
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
 QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
 QUICK_OUT = -(2.0**30)
@@ -202,7 +203,7 @@ class Passes(NamedTuple):
 class PointIterate(Iterate):
     """Passes that make their entries; `set_passes` chooses float32 or float64 passes."""
 
-    lists: list[Any]  # for rows and for columns: (first run of each box, runs, points of a box)
+    lists: list[Any]  # for rows and for columns: (first run of each box, runs, boxes by width, points of a box)
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: MaskedReference | None,
@@ -227,9 +228,8 @@ class PointIterate(Iterate):
         """Return the job of sums in ``d`` dimensions; ``lists``: lists of DeviceBoxes, None for all pairs."""
         kept = lists is not None
         most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
-        # one box at most
         if kept:
-            warp = min(most, *(unit for *_, unit in lists))
+            warp = lists[0][-1]  # a box, of at most 64 points
         else:
             warp = most
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
@@ -255,8 +255,8 @@ class PointIterate(Iterate):
         self.begun = False
         self.sides = passes.sides
         self.factor = passes.factor
-        none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
-        self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
+        none = [(np.uint64(0),) * 3 + (other.ld,) for other in (cols, rows)]
+        self.lists = [(*own, np.int64(unit)) for *own, unit in lists or none]
         split = isinstance(rows, SplitSide)
         d = rows.dim
         _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops)
@@ -271,7 +271,11 @@ class PointIterate(Iterate):
             at_once = PRODUCT_FROM
         self.halved = "HALVED" in options
         self.take_kernels(options, self.sums, *ends_of(options))
-        self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
+        pairs = (rows, cols), (cols, rows)
+        if lists is None:
+            self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in pairs]
+        else:
+            self.slabs = [self.kept_parts_of(to) for to, _ in pairs]
         u = self.state["u_scale"]
         v = self.state["v_scale"]
         if narrow:
@@ -291,6 +295,11 @@ class PointIterate(Iterate):
         waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
+
+    def kept_parts_of(self, to: PackedSide) -> int:
+        """Choose the number of parts of a sum over kept pairs: many, since boxes differ in their number of pairs."""
+        waves = max(1, -(-to.count // self.block)) / (self.resident * self.processors)
+        return max(1, min(SLABS, int(KEPT_WAVES / waves)))
 
     def row_kernels(self) -> None:
         parity = np.int32(self.parity)
