@@ -249,17 +249,32 @@ def check_written(options: dict[str, Any]) -> None:
     if kind in files.LIBRARIES:
         files.library(kind)
     read = [*(options[name] for name in ("problem", "a", "b", "reference")), *(options["points"] or ())]
-    used = {files.split_name(name, "")[0].resolve() for name in read if name and name not in REFERENCES}
+    used = {resolved(files.split_name(name, "")[0]) for name in read if name and name not in REFERENCES}
     for name, text in (("--output", output), ("--report", options["report"]), ("--checkpoint", checkpoint)):
-        if text is None:
-            continue
-        path = Path(text).resolve()
-        if path in used:
-            raise click.UsageError(f"{name}: {text} is a file of another use")
-        files.refuse_folder(path)
-        if not os.access(path.parent, os.W_OK):
-            raise click.UsageError(f"{name}: the folder of {text} does not exist or cannot be written")
-        used.add(path)
+        if text is not None:
+            check_target(name, text, used)
+            used.add(resolved(text))
+
+
+def check_target(name: str, text: str, used: set[Any]) -> None:
+    """Raise if the file of an option cannot be written, or is one of ``used``."""
+    path = resolved(text)
+    if path in used:
+        raise click.UsageError(f"{name}: {text} is a file of another use")
+    if isinstance(path, str):
+        if name != "--output":
+            raise click.UsageError(f"{name}: {text} must be a file on this machine")
+        return
+    files.refuse_folder(path)
+    if not os.access(path.parent, os.W_OK):
+        raise click.UsageError(f"{name}: the folder of {text} does not exist or cannot be written")
+
+
+def resolved(text: str) -> Path | str:
+    """Return the whole path of a file; a URL as it is."""
+    if files.is_url(text):
+        return text
+    return Path(text).resolve()
 
 
 def run(

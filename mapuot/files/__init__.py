@@ -7,6 +7,7 @@ of the costs, which does not know files.
 from .checkpoint import Checkpoint, load_checkpoint
 from .formats import FORMATS, LIBRARIES, library, split_answer, split_name
 from .read import find_vector, names_along, open_cost, open_matrix, opened, read_values, read_vector
+from .remote import is_url
 from .write import Blocks, complete, refuse_folder, write
 
 __all__ = ["load_checkpoint", "open_matrix", "read_vector"]

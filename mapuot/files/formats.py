@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import shown
+from .remote import local_copy
 
 FORMATS = {
     ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".h5ad": "h5ad",
@@ -23,8 +24,8 @@ def suffix_of(name: str) -> str:
     return path.suffix
 
 
-def split_name(text: Any, default: str) -> tuple[Path, str, str]:
-    """Split ``file`` or ``file:array`` into (file, its format, the array in it)."""
+def split_name(text: Any, default: str) -> tuple[str, str, str]:
+    """Split ``file`` or ``file:array`` into (file, its format, the array in it); a file may be a URL."""
     whole = os.fspath(text)
     inside = default
     head, colon, tail = whole.rpartition(":")
@@ -34,15 +35,21 @@ def split_name(text: Any, default: str) -> tuple[Path, str, str]:
     kind = FORMATS.get(suffix_of(whole))
     if kind is None:
         raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
-    return Path(whole), kind, inside
+    return whole, kind, inside
 
 
-def split_answer(text: Any) -> tuple[Path, str]:
+def split_local(text: Any, default: str) -> tuple[Path, str, str]:
+    """Split a name like `split_name`; the file is on this machine, for a URL a copy of it."""
+    name, kind, inside = split_name(text, default)
+    return local_copy(name, kind), kind, inside
+
+
+def split_answer(text: Any) -> tuple[str, str]:
     """Split the name of a file with an answer into (file, its format)."""
     try:
         path, kind, _ = split_name(text, "")
     except ValueError:
-        path, kind = Path(), ""
+        path, kind = "", ""
     if kind not in ANSWERS:
         raise ValueError(f"path must end in .npz, .h5, .zarr or .h5ad, got {shown(text)}")
     return path, kind

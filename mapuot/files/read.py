@@ -29,8 +29,9 @@ from ..annotations import FilePath
 from ..errors import cut
 from ..problem.cost import Streamed
 from ..problem.sparse import Sparse
-from .formats import library, split_answer, split_name, suffix_of
+from .formats import library, split_answer, split_local, split_name, suffix_of
 from .pairs import PairsFile
+from .remote import local_copy
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
 MOST_INFLATED = 1032  # largest ratio of deflate compression
@@ -94,13 +95,13 @@ def open_matrix(text: FilePath, name: str = "M") -> Streamed:
     ((3, 3), True)
     """
     is_table = split_name(text, "")[1] == "csv"  # all columns are read, even if one has this name
-    blocks = Matrix(*split_name(text, "" if is_table else name))
+    blocks = Matrix(*split_local(text, "" if is_table else name))
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
 def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     """Open the rows of a matrix in a file, or the stored pairs of a sparse matrix."""
-    path, kind, inside = split_name(text, "")
+    path, kind, inside = split_local(text, "")
     if kind == "h5ad" and not inside:
         refuse_cells(path)
     if inside.partition("/")[0] in POINT_GROUPS:
@@ -108,7 +109,7 @@ def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
             f"{path}: {inside} holds the coordinates of points, one point a row, no matrix of costs. For costs between "
             f"points give two files, as in --points {path}:{inside} OTHER; in Python two arrays, as in PointCloud(x, y)"
         )
-    pairs = open_pairs(*split_name(text, "M"))
+    pairs = open_pairs(*split_local(text, "M"))
     if pairs is None:
         return open_matrix(text)
     return pairs
@@ -232,7 +233,7 @@ def read_vector(text: FilePath, name: str) -> Any:
     >>> mapuot.files.read_vector(path, "a")
     array([0.25, 0.75])
     """
-    path, kind, inside = split_name(text, name)
+    path, kind, inside = split_local(text, name)
     array = open_array(path, kind, inside)
     if len(array.shape) != 1 and (len(array.shape) != 2 or 1 not in array.shape):  # one line of a table is a vector
         raise ValueError(f"{path}: {inside} must be a vector, got shape {array.shape}")
@@ -242,7 +243,7 @@ def read_vector(text: FilePath, name: str) -> Any:
 
 def find_vector(matrix: Any, name: str) -> Any | None:
     """Read the array ``name`` beside a matrix, in the same file and group; None if there is none."""
-    path, kind, inside = split_name(matrix, "M")
+    path, kind, inside = split_local(matrix, "M")
     group = inside.rpartition("/")[0]
     if group:
         inside = f"{group}/{name}"
@@ -255,7 +256,7 @@ def find_vector(matrix: Any, name: str) -> Any | None:
 
 def names_along(text: Any) -> tuple[Any, Any]:
     """Read the names of rows and columns of a matrix in an AnnData file; None for other files."""
-    path, kind, inside = split_name(text, "X")
+    path, kind, inside = split_local(text, "X")
     if kind != "h5ad":
         return None, None
     group = inside.rpartition("/")[0]
@@ -278,7 +279,8 @@ def index_of(file: Any, side: str | None) -> Any:
 
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
     """Read the arrays, numbers and texts with these names from a file of `write`, if they exist."""
-    path, kind = split_answer(text)
+    name, kind = split_answer(text)
+    path = local_copy(name, kind)
     check_regular(path, kind)
     with reading(path, kind):
         if kind == "h5ad":

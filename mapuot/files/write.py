@@ -20,6 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from .formats import library, split_name, suffix_of
+from .remote import written
 
 ROW_VECTORS = ("a", "row_marginal", "log_u", "rho_a", "upper_a")
 COLUMN_VECTORS = ("b", "col_marginal", "log_v", "rho_b", "upper_b")
@@ -76,13 +77,13 @@ class Blocks:
 
 def write(text: Any, values: dict[str, Any]) -> None:
     """Write arrays, ``Blocks``, numbers and texts into one file; its name determines the format."""
-    path, kind, _ = split_name(text, "")
+    name, kind, _ = split_name(text, "")
     writers: dict[str, Callable[[Path, dict[str, Any]], None]] = {
         "npy": write_plan, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
-        "csv": partial(write_table, suffix=suffix_of(path.name)), "h5ad": write_h5ad,
+        "csv": partial(write_table, suffix=suffix_of(name)), "h5ad": write_h5ad,
     }  # fmt: skip
     try:
-        with complete(path) as part:
+        with written(name, kind) as path, complete(path) as part:
             writers[kind](part, values)
     finally:
         for value in values.values():  # after a failure the other processes still send their rows

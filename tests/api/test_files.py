@@ -383,3 +383,39 @@ def test_a_file_that_grows_nan_is_told():
     for read in (lambda: result.cost, lambda: result.plan, lambda: result.apply(case.b), lambda: result.top_k(1)):
         with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 600 such entries"):
             read()
+
+
+@pytest.mark.parametrize("name", ["answer.npz", "answer.h5"])
+def test_urls_name_files_of_fsspec(name):
+    """Costs and answers behind a URL are those of files; a file that changes is read anew."""
+    fsspec = pytest.importorskip("fsspec")
+    there = fsspec.filesystem("memory")
+    M = np.random.default_rng(0).random((5, 4))
+    for costs in (M, 2 * M):
+        with there.open("/urls/costs.npz", "wb") as file:
+            np.savez(file, M=costs, a=np.arange(1.0, 6))
+        result = mapuot.solve("memory://urls/costs.npz:M", np.arange(1.0, 6), reg=0.1, reg_m=1.0)
+        np.testing.assert_array_equal(result.plan, mapuot.solve(costs, np.arange(1.0, 6), reg=0.1, reg_m=1.0).plan)
+        result.save(f"memory://urls/{name}")
+        found = mapuot.load(f"memory://urls/{name}", "memory://urls/costs.npz")
+        np.testing.assert_array_equal(found.plan, result.plan)
+    assert files.read_vector("memory://urls/costs.npz", "a").tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(FileNotFoundError):
+        mapuot.load("memory://urls/none.npz")
+    with pytest.raises(ValueError, match="Zarr is a folder"):
+        mapuot.solve("memory://urls/costs.zarr", reg=0.1, reg_m=1.0)
+
+
+def test_urls_on_the_command_line(tmp_path):
+    """--output may be a URL, a report must be a file of this machine."""
+    pytest.importorskip("fsspec")
+    click_testing = pytest.importorskip("click.testing")
+    from mapuot.cli import cli
+
+    np.save(tmp_path / "M.npy", np.random.default_rng(0).random((5, 4)))
+    words = ["solve", f"file://{tmp_path}/M.npy", "--reg", "0.1", "--reg-m", "1", "-o", f"file://{tmp_path}/out.npz"]
+    run = click_testing.CliRunner().invoke(cli, words)
+    assert run.exit_code == 0, run.output
+    assert mapuot.load(tmp_path / "out.npz").converged
+    run = click_testing.CliRunner().invoke(cli, [*words, "--report", f"file://{tmp_path}/out.html"])
+    assert "must be a file on this machine" in run.output
