@@ -78,6 +78,15 @@ REMARKS = {
     "init": "a Result or (log_u, log_v)",
     "random_state": "a solve draws nothing; result.sample and SeededMask take a seed",
     "rng": "a solve draws nothing; result.sample and SeededMask take a seed",
+    "log_domain": "every solve is safe at a small reg",
+    "lse_mode": "every solve is safe at a small reg",
+    "warn": "warnings.simplefilter('ignore', mapuot.ConvergenceWarning) silences the warning",
+    "check_marginals": "result.row_marginal and result.col_marginal have the moved masses",
+    "batch_size": "PointCloud forms no matrix, and a function of rows is read block by block",
+    "mass": "mapuot.tune(M, mass=...) finds the reg_m with which a share moves",
+    "m": "mapuot.tune(M, mass=...) finds the reg_m with which a share moves",
+    "labels": "PointCloud and solve_sample take it",
+    "metric": "PointCloud and solve_sample take it",
 }
 # options of the command line that are no arguments of `solve`
 OPTIONS = (
@@ -87,14 +96,15 @@ OPTIONS = (
 ATTRIBUTES = (
     Group(
         ("objective",),
-        ("value", "total_cost", "loss", "distance", "reg_ot_cost", "primal", "primal_cost", "ent_reg_cost", "val"),
+        ("wasserstein", "W", "W2", "emd", "value", "total_cost", "loss", "distance", "reg_ot_cost", "primal",
+         "primal_cost", "ent_reg_cost", "val"),
     ),
-    Group(("cost",), ("value_linear", "transport_cost", "linear_cost", "ot_cost")),
+    Group(("cost",), ("costs", "value_linear", "transport_cost", "linear_cost", "ot_cost")),
     Group(("dual",), ("dual_cost", "dual_value", "lower_bound")),
     Group(
         ("plan",),
         ("P", "T", "G", "pi", "matrix", "transport", "coupling", "gamma", "transport_matrix", "transport_plan",
-         "coupling_", "lazy_plan", "sparse_plan", "todense", "toarray"),
+         "coupling_", "lazy_plan", "sparse_plan", "todense", "toarray", "plans", "to_numpy", "to_pandas", "to_dense"),
     ),
     Group(("log_u",), ("u", "alpha")),
     Group(("log_v",), ("v", "beta")),
@@ -102,13 +112,16 @@ ATTRIBUTES = (
     Group(("g",), ("potential_b", "psi")),
     Group(("n_passes",), ("n_iter", "n_iters", "niter", "nit", "n_iterations", "iterations")),
     Group(("converged",), ("success", "is_converged", "has_converged")),
-    Group(("trace",), ("errors", "log", "err", "history", "errs")),
+    Group(("trace",), ("time", "seconds", "runtime", "elapsed", "errors", "log", "err", "history", "errs")),
     Group(("status",), ("message", "info")),
     Group(("error_bound",), ("error", "tol", "accuracy", "certificate", "bound")),
     Group(("gap",), ("duality_gap",)),
-    Group(("row_marginal",), ("marginal_a", "a_marginal", "row_sums")),
-    Group(("col_marginal",), ("marginal_b", "b_marginal", "column_marginal", "col_sums")),
-    Group(("mass",), ("total_mass", "transported_mass", "transport_mass", "sum")),
+    Group(("row_marginal",), ("row_sum", "marginal_a", "a_marginal", "row_sums")),
+    Group(("col_marginal",), ("col_sum", "marginal_b", "b_marginal", "column_marginal", "col_sums")),
+    Group(
+        ("mass",),
+        ("matched_mass", "moved_mass", "total_mass", "transported_mass", "transport_mass", "sum"),
+    ),
     Group(("barycentric_map",), ("transform", "barycentric_projection", "to_dual_potentials")),
     Group(("push_forward",), ("push",)),
     Group(("pull_back",), ("pull",)),
@@ -122,6 +135,10 @@ ATTRIBUTES = (
     ),
     Group(("q",), ("barycenter", "barycentre", "image", "histogram", "mean")),
     Group(("growth",), ("growth_rates", "posterior_growth_rates", "prior_growth_rates")),
+    Group(("top_k",), ("argmax", "match", "matching", "matches", "assignment", "partners", "pairs")),
+    Group(("map",), ("predict",)),
+    Group(("report",), ("summary", "describe")),
+    Group(("problem",), ("reg", "reg_m", "M", "a", "b", "shape")),
     Group(("save",), ("to_file", "dump", "write", "to_dict", "to_csv", "to_pickle")),
 )  # fmt: skip
 ATTRIBUTE_REMARKS = {
@@ -130,6 +147,15 @@ ATTRIBUTE_REMARKS = {
     "loss": "cost leaves the penalties out; mapuot.torch.sinkhorn_loss has a gradient",
     "u": "u = exp(log_u), which may overflow",
     "v": "v = exp(log_v), which may overflow",
+    "reg": "result.problem.reg",
+    "reg_m": "result.problem.rows.rho_range",
+    "M": "result.problem.M",
+    "a": "result.problem.rows.weight",
+    "b": "result.problem.cols.weight",
+    "shape": "result.problem.shape; result.plan has it, too",
+    "time": "result.trace[-1].seconds",
+    "seconds": "result.trace[-1].seconds",
+    "kl": "result.objective - result.cost is the penalties and the entropy",
     "plot": "mapuot.plot.plan(result) and its neighbours draw answers",
     "show": "mapuot.plot.plan(result) and its neighbours draw answers",
     "imshow": "mapuot.plot.plan(result) and its neighbours draw answers",
@@ -150,10 +176,13 @@ VALUES = (
     Group(("l2",), ("L2", "quadratic", "chi2")),
     Group(("balanced",), ("hard", "exact", "none")),
 )
-VALUE_REMARKS = dict.fromkeys(
-    ("haversine", "great_circle", "geodesic"),
-    "of unit vectors (n, 3): half the squared chord; for arcs give M as a function of rows, M(i0, i1)",
-)
+VALUE_REMARKS = {
+    **dict.fromkeys(
+        ("haversine", "great_circle", "geodesic"),
+        "of unit vectors (n, 3): half the squared chord; for arcs give M as a function of rows, M(i0, i1)",
+    ),
+    "precomputed": "give the costs as M to mapuot.solve",
+}
 # Names that other packages have at their top, and where they are in this one.
 PLACES = {
     "sinkhorn": "use mapuot.solve (reg_m=inf is balanced)",
@@ -183,6 +212,12 @@ PLACES = {
     "LinearProblem": "use mapuot.solve",
     "Geometry": "use an array M, a mapuot.PointCloud or a mapuot.Grid",
     "gromov_wasserstein": "use mapuot.gromov",
+    "solve_gromov": "use mapuot.gromov",
+    "partial_wasserstein": "use mapuot.tune (mass=...) or mapuot.solve with penalty='tv'",
+    "Solver": "use mapuot.solve",
+    "transport": "use mapuot.solve",
+    "version": "use mapuot.__version__",
+    "set_num_threads": "pass threads= to mapuot.solve, or set OMP_NUM_THREADS",
     "FUGW": "use mapuot.fugw.FUGW",
     "wasserstein": "use mapuot.solve(...).cost (reg_m=inf is balanced)",
     "ot": "mapuot.pot has the unbalanced functions of POT (ot)",
@@ -302,7 +337,8 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
         foreign = any(word in group.theirs for group in ARGUMENTS)
         if word in own or (open_ended and not foreign):
             continue
-        meant = ours_for(word, ARGUMENTS, own)
+        known_word = foreign or word not in REMARKS
+        meant = ours_for(word, ARGUMENTS, own) if known_word else []  # a remark says more than a like spelling
         if meant or not open_ended:
             told = hint(word, meant, REMARKS) or f": it takes {', '.join(own)}"
             return f"{called}() has no {word}{told}"

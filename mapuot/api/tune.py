@@ -4,7 +4,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -61,6 +61,14 @@ class Tuned(NamedTuple):
     reg_m: float
     result: Result
     curve: list[Result]
+
+    if not TYPE_CHECKING:  # type: ignore[misc]  # so that checkers of types find unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"Tuned has no {name}"
+            if not name.startswith("__") and hasattr(Result, name):
+                text += f": did you mean result.{name}?"
+            raise AttributeError(text, name=name, obj=self)
 
 
 @hinted

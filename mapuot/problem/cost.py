@@ -8,7 +8,7 @@ larger than memory takes only the memory of its K. All readers of M use this int
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -212,6 +212,14 @@ class UserCost:
 
     ndim = 2
     _cost: Any
+
+    if not TYPE_CHECKING:  # so that checkers of types find unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("matrix", "cost_matrix", "costs", "M", "values", "to_numpy", "toarray"):
+                text += ": numpy.asarray(cost) is its matrix"
+            raise AttributeError(text, name=name, obj=self)
 
     def __init__(self, cost: Cost) -> None:
         self._hold(cost)

@@ -45,7 +45,11 @@ def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
             told = hint(value, ours_for(value, VALUES, names), VALUE_REMARKS)
         else:
             told = ""
-        cure = ": give the costs of a function of rows as the matrix M" * (name == "metric" and callable(value))
+        cure = ""
+        if name == "metric" and callable(value):
+            cure = ": give the costs of a function of rows as the matrix M"
+        elif name == "metric" and isinstance(value, str):
+            cure = f": for another one make the matrix M, as scipy.spatial.distance.cdist(x, y, {value!r}) does"
         raise ValueError(f"{name} must be one of {names}, got {shown(value)}{told or cure}")
     return value
 
@@ -163,7 +167,10 @@ def as_penalties(value: Any) -> tuple[str, str]:
     else:
         pair = value, value
     if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in PENALTIES for p in pair):
-        raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a pair of them, got {shown(value)}")
+        told = ""
+        if isinstance(value, str):
+            told = hint(value, ours_for(value, VALUES, PENALTIES), {})
+        raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a pair of them, got {shown(value)}{told}")
     return pair[0].lower(), pair[1].lower()
 
 
@@ -188,7 +195,11 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
             kind: type[Exception] = ValueError
         else:
             kind = TypeError
-        raise kind(f"{name} cannot be read as an array: {error}") from error
+        if name == "M" and isinstance(value, (tuple, list)) and [np.ndim(x) for x in value[:3]] == [2, 2]:
+            cure = "mapuot.PointCloud(x, y) has the costs between two clouds"
+        else:
+            cure = str(error)
+        raise kind(f"{name} cannot be read as an array: {cure}") from error
 
 
 def table_of(value: Any, name: str) -> Any:

@@ -131,7 +131,8 @@ def test_the_package_says_where_things_are(name):
 @pytest.mark.parametrize(
     ("metric", "told"),
     [("l1", "cityblock?"), ("manhattan", "cityblock?"), ("minkowski", "cityblock or euclidean?"),
-     ("l2", "euclidean?"), ("haversine", "cosine? (of unit vectors"), (abs, "as the matrix M")],
+     ("l2", "euclidean?"), ("haversine", "cosine? (of unit vectors"), (abs, "as the matrix M"),
+     ("precomputed", "give the costs as M to mapuot.solve"), ("jaccard", "cdist(x, y, 'jaccard')")],
 )  # fmt: skip
 def test_metrics_of_others(metric, told):
     with pytest.raises(ValueError, match="metric must be one of") as caught:
@@ -153,6 +154,10 @@ def test_metrics_of_others(metric, told):
         ({"M": np.array([[0.0, "far"], [1.0, 2.0]], object)}, "'far' at index 0, 1 is no number"),
         ({"M": M, "mask": M > 0.5}, "set M to inf there"),
         ({"M": M, "a": np.ones(5), "b": np.ones(6), "reg_m": np.inf}, "divide both by their sums"),
+        ({"M": (POINTS, POINTS[:4])}, "mapuot.PointCloud(x, y) has the costs between two clouds"),
+        ({"M": M, "penalty": "l1"}, "did you mean tv?"), ({"M": M, "mass": 0.8}, "has no mass: mapuot.tune(M, mass="),
+        ({"M": M, "log_domain": True}, "has no log_domain: every solve is safe at a small reg"),
+        ({"M": M, "metric": "l1"}, "has no metric: PointCloud and solve_sample take it"),
     ],
 )  # fmt: skip
 def test_first_guesses_are_answered(arguments, told):
@@ -188,6 +193,17 @@ def test_masses_in_another_order_of_labels():
         mapuot.solve_sample(points, points, None, pandas.Series(np.ones(6), list("fabcde")), reg=0.1, reg_m=1.0)
     right = mapuot.solve(table, masses, reg=0.1, reg_m=1.0)
     assert right.mass == mapuot.solve(table, masses.reset_index(drop=True), reg=0.1, reg_m=1.0).mass
+
+
+def test_objects_beside_answers_name_what_is_meant():
+    with pytest.raises(AttributeError, match=r"^Tuned has no plan: did you mean result\.plan\?$"):
+        mapuot.tune(M, mass=0.9, sharpness=0.5, tol=1e-2).plan  # noqa: B018
+    for cost in (mapuot.PointCloud(POINTS, POINTS), mapuot.Grid((2, 3))):
+        with pytest.raises(AttributeError, match=r"no attribute 'matrix': numpy\.asarray\(cost\) is its matrix$"):
+            cost.matrix  # noqa: B018
+        with pytest.raises(AttributeError, match=r"no attribute 'colour'$"):
+            cost.colour  # noqa: B018
+        assert np.array_equal(np.asarray(copy.copy(cost)), np.asarray(pickle.loads(pickle.dumps(cost))))
 
 
 def test_first_guesses_with_images():
