@@ -104,7 +104,7 @@ class FactoredPlans(Protocol):
         """Multiply the reg asked for by ``level``."""
 
     def place(self, places: Any, log_u: Any, log_v: Any) -> None:
-        """Set the potentials of these problems; those of points without mass stay -inf."""
+        """Set the potentials of these problems; a point without mass keeps -inf."""
 
     def scale(self, places: Any, factor: float) -> None:
         """Multiply the potentials."""

@@ -1,6 +1,6 @@
 """Marginal penalties in Newton steps with a factor: for each, its prox, its dual term and their slopes.
 
-All arrays are (p, points), log x is log u or log v, and dual values are over reg. ``reg`` is that of the level: `at` is
+All arrays are (p, points), log x is log u or log v, and dual values are over reg. ``reg`` is of the level: `at` is
 called before. docs/mathematics.md, "Other penalties", has the prox of each penalty.
 """
 
