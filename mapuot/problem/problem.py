@@ -190,7 +190,11 @@ class Common(DerivedMembers):
 
     def lift_of(self, mass: Any, converged: Any) -> Any:
         """Return the value of the constant for plans of this mass; of converged ones the lift, as in dual values."""
-        return np.where(converged, self.lift, self.constant * mass) if np.any(self.constant) else 0.0
+        if not np.any(self.constant):
+            return 0.0
+        with np.errstate(invalid="ignore"):  # the mass of a failed problem is infinite, its constant may be 0
+            paid = np.where(np.equal(self.constant, 0), 0.0, self.constant * mass)
+        return np.where(converged, self.lift, paid)
 
     @property
     def translations(self) -> tuple[Any, Any]:

@@ -152,3 +152,10 @@ def test_the_dual_value_holds_where_a_marginal_is_e_to_the_709_times_its_mass():
     found = block(Runner("cpu", over_ranks=False), "path", 630105, 262, 1, 12, "extreme")
     assert found["failures"] == []
     assert found["totals"]["judged"] >= 3
+
+
+def test_a_failed_problem_without_a_constant_beside_others_with_one():
+    """The constant of each cost is paid by its plan: 0 times the infinite mass of a failed problem warned of NaN."""
+    found = block(Runner("cpu", over_ranks=False), "own batch", 680, 47, 1, 12)
+    assert found["failures"] == []
+    assert found["totals"]["problems"] == 6
