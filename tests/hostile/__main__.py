@@ -78,7 +78,7 @@ def lanes() -> list[Lane]:
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for how in OVER_RANKS for count in (2, 3)
                   if launch.launcher()]  # fmt: skip
     on_gpu = ("", 1.0) if has_gpu() else (" on cpu", 0.02)
-    there = ("cold", "warm", "batch", "path", "sparse", "points", "truncated", "kept", "self", "embeddings",
+    there = ("cold", "warm", "batch", "path", "sparse", "points", "truncated", "kept", "self", "embeddings", "boxes",
              "own batch", "ragged")  # fmt: skip
     for how in there:
         found.append(Lane(f"{how} cuda{on_gpu[0]}", how, "cuda", emulated=bool(on_gpu[0]), share=on_gpu[1]))

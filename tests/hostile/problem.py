@@ -385,13 +385,13 @@ def to_bfloat16(x: Any) -> Any:
     return ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
+def draw_boxes(rng: Any, uneven: bool = False, sizes: tuple[int, int] = (17, 41)) -> Problem:
     """Return a problem between points in a few boxes, at a reg so small that some pairs of boxes carry almost no mass.
 
-    ``uneven``: draw clouds as users have them, of any metric.
+    ``uneven``: draw clouds as users have them, of any metric; ``sizes``: a range for the numbers of points.
     """
     while True:
-        m, n = (int(k) for k in rng.integers(17, 41, 2))
+        m, n = (int(k) for k in rng.integers(*sizes, 2))
         d = int(rng.choice([1, 1, 2, 2, 3, 5]))
         metric = str(rng.choice(METRICS[:4], p=[0.4, 0.2, 0.2, 0.2]))
         x = rng.standard_normal((m, d))

@@ -47,7 +47,7 @@ from .problem import (
 NAMES = (  # their numbers are the generators' seeds: none is moved
     "cold", "warm", "batch", "path", "stream", "pot", "ranks", "points", "sparse", "grids", "sparse ranks",
     "sparse batch", "truncated", "self", "clouds", "kept", "point ranks", "kept points", "embeddings",
-    "own batch", "ragged",
+    "own batch", "ragged", "boxes",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks", "point ranks"  # one job each, in step
 PATHS = tuple(name for name in NAMES if name not in OVER_RANKS)
@@ -120,6 +120,8 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
     drawn |= {"point ranks": lambda rng, most: draw_points(rng, most) if rng.random() < 0.5 else draw_boxes(rng)}
     drawn |= {"truncated": lambda rng, _: draw_boxes(rng), "clouds": lambda rng, _: draw_boxes(rng, uneven=True)}
+    many = (65, 140)  # points: boxes of a GPU have 32
+    drawn["boxes"] = lambda rng, _: draw_boxes(rng, bool(rng.random() < 0.5), many)
     drawn["kept points"] = lambda rng, _: draw_boxes(rng, uneven=bool(rng.random() < 0.5))
     if how in drawn:
         problem = drawn[how](rng, largest)
@@ -128,7 +130,7 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     options = draw_options(rng)
     if how == "truncated":
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
-    if how in ("clouds", "kept points", "point ranks"):  # half of them by all pairs
+    if how in ("clouds", "kept points", "point ranks", "boxes"):  # half of them by all pairs
         skips = problem.points[2] != "wfr" and str(problem.reference) == "product" and rng.random() < 0.5
         if skips:
             options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
@@ -186,7 +188,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
-    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "embeddings", *KEPT):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "embeddings", "boxes", *KEPT):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -342,7 +344,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "embeddings", *KEPT):
+    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "embeddings", "boxes", *KEPT):
         few = {"nats": 4.0, "moved_nats": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
         with skipping() as always:
             if trial.how in KEPT:
