@@ -165,7 +165,7 @@ wheel: ## sdist and the wheel of this machine alone; its GPU kernels are compile
 	$(MAKE) --no-print-directory wheels PLATFORMS=$(NATIVE) AHEAD=
 
 # binaries of the CUDA kernels, for the platforms that CuPy has wheels for
-build/ahead/.done: .venv/.test $(wildcard src_cuda/*) $(wildcard src_c/common/*) \
+build/ahead/.done: .venv/.test $(wildcard src_cuda/* src_cuda/*/*) $(wildcard src_c/common/*) \
 $(wildcard mapuot/backends/*.py) $(wildcard mapuot/backends/cuda/*.py) $(wildcard mapuot/problem/*.py)
 	rm -rf build/ahead
 	PYTHONPATH=tests/cuda/cuda_on_cpu $(BIN)/python src_cuda/ahead.py build/ahead

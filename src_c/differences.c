@@ -1,5 +1,5 @@
 /* differences.c - products of Anderson's differences for a state of many marginals, and the step built from them
- * (mapuot/backends/cpu/marginals.py). Twin: src_cuda/differences.cu.
+ * (mapuot/backends/cpu/marginals.py). Twin: src_cuda/many/differences.cu.
  */
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * decisions of common/rules.h and Anderson's small system.
  *
  * It is split into steps, since processes that share the columns have to sum the results of each sweep.
- * Twin: src_cuda/finish_pass.cuh; oracle: mapuot/backends/reference.py.
+ * Twin: src_cuda/dense/finish_pass.cuh; oracle: mapuot/backends/reference.py.
  */
 #include <string.h>
 

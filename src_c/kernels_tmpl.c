@@ -9,7 +9,7 @@
  * own buffer, used for both halves and overwritten by the next tile: from M in float64 through cost.h, or from points
  * in float32 together with their dots (narrow_points.h). If M stores only some pairs, so does K, and a tile is some
  * runs of entries (sparse.h).
- * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/portable.cu, mapuot/backends/reference.py.
+ * Contract and glossary: kernels.h.  Twins: dense/row_pass.cuh, dense/portable.cu, backends/reference.py.
  */
 #include "cost.h"
 #include "kernels.h"

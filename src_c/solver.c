@@ -1,5 +1,5 @@
 /* solver.c - one pass: row_pass over the pool (O(mn), reads K once), then finish_pass (O(n), finish.c).
- * Twins: mapuot/backends/reference.py, src_cuda/iterate.cu, src_cuda/portable.cu.
+ * Twins: mapuot/backends/reference.py, src_cuda/dense/iterate.cu, src_cuda/dense/portable.cu.
  */
 #include <math.h>
 #include <stdlib.h>

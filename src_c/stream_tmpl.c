@@ -2,7 +2,7 @@
  *
  * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), computed block by block in L1 and used at once. Each
  * thread has its accumulators, which streams.c reduces. If M stores only some pairs, a row is a run of them (sparse.h).
- * Twin: src_cuda/stream.cu.
+ * Twin: src_cuda/plan/stream.cu.
  */
 #include "sparse.h"
 

@@ -1,6 +1,6 @@
 /* streams.c - calls that read M once for results that need the plan or the cost but no K. Each splits the rows among
  * the threads and reduces their accumulators in order. Kernels: stream_tmpl.c, kernels_tmpl.c. Twin:
- * src_cuda/stream.cu.
+ * src_cuda/plan/stream.cu.
  */
 #include <math.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /* tree.c - the pass of messages along a tree of pairwise costs, from the leaves to the root, which reads K of each edge
  * once. The O(n) work of an edge (marginals_tmpl.c) is done with its row_pass, so that a pass is one call for all
  * edges. It mirrors LogKernel.through of mapuot/backends/kernel.py within the pass of mapuot/marginals/tree.py. Edges
- * that need a new K or products entry by entry are left to that code. Device side: src_cuda/tree_pass.cu.
+ * that need a new K or products entry by entry are left to that code. Device side: src_cuda/many/tree_pass.cu.
  */
 #include <float.h>
 #include <math.h>

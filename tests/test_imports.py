@@ -133,8 +133,8 @@ def test_no_class_name_twice():
 
 
 # A path starts beside the file that names it, where the reference before it in the same comment is, at the root of the
-# repository, or in src_c, src_cuda or mapuot. Names in brackets behind a file ("finish.c (judge, stalled)"), and one
-# with an underscore or in capitals before it ("row_pass in kernels_tmpl.c"), are defined in that file.
+# repository, or in src_c, src_cuda, a folder of src_cuda or mapuot. Names in brackets behind a file ("finish.c (judge,
+# stalled)"), and one with an underscore or in capitals before it ("row_pass in kernels_tmpl.c"), are defined there.
 REPO = Path(__file__).resolve().parent.parent
 FOLDERS = ("src_c", "src_cuda", "mapuot", "tests", "bench")
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".py"}
@@ -162,7 +162,8 @@ def comments(path, text):
 
 def target_of(path, file, last):
     """Return the path of the file that a comment at ``path`` names; None where it is not."""
-    homes = (path.parent, last, REPO, *(REPO / name for name in ("src_c", "src_cuda", "mapuot")))
+    kernels = sorted(folder for folder in (REPO / "src_cuda").iterdir() if folder.is_dir())
+    homes = (path.parent, last, REPO, *(REPO / name for name in ("src_c", "src_cuda", "mapuot")), *kernels)
     return next((home / file for home in homes if (home / file).exists()), None)
 
 
@@ -205,7 +206,7 @@ def test_what_is_named_exists():
 
 
 def test_a_reference_to_nothing_is_told():
-    here = REPO / "src_cuda" / "iterate.cu"
+    here = REPO / "src_cuda" / "dense" / "iterate.cu"
     right = "// Mirrors src_c/solver.c (mapuot_iterate), pool.c.\nint x;\n/* Twins: mapuot/,\n * cli.py */"
     assert not list(wrong(here, right))
     for text, told in [
@@ -214,4 +215,4 @@ def test_a_reference_to_nothing_is_told():
         ("// Twin of src_c/solver.c (no_function): text\n", "1: src_c/solver.c does not define no_function"),
         ("// see no_pass in backends/reference.py\n", "1: backends/reference.py does not define no_pass"),
     ]:
-        assert list(wrong(here, text)) == [f"src_cuda/iterate.cu:{told}"]
+        assert list(wrong(here, text)) == [f"src_cuda/dense/iterate.cu:{told}"]

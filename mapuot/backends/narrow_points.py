@@ -1,4 +1,4 @@
-"""Float32 points for passes that make the rows of K, for src_c/narrow_points.h and src_cuda/points.cuh.
+"""Float32 points for passes that make the rows of K, for src_c/narrow_points.h and src_cuda/points/points.cuh.
 
     K_ij = 2^(row_i + col_j - c_ij)
 

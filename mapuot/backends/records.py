@@ -1,7 +1,7 @@
 """The records that Python shares with the kernels, as numpy dtypes that are read from the kernels' source text.
 
 Every member is 8 bytes wide (a double, an int64_t, a pointer or a record of these), so that no compiler adds padding.
-Sources: src_c/common/record.h, which cffi reads too, and src_cuda/{state,batch,stream}.
+Sources: src_c/common/record.h, which cffi reads too, and src_cuda/.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..contract import Stats
-from ..enums import SOURCE
+from ..enums import source_path
 from ..status import STATUSES
 
 WIDTHS = {"double": np.float64, "int64_t": np.int64}
@@ -22,7 +22,7 @@ RECORD = re.compile(r"struct\s*(\w*)\s*(?::\s*(\w+)\s*)?\{([^{}]*)\}\s*(\w*)\s*;
 @cache
 def read(*files: str) -> dict[str, np.dtype[Any]]:
     """Read the records of these files in order, by name; a record may contain records declared before it."""
-    text = "".join((SOURCE / file).read_text(encoding="utf-8") for file in files)
+    text = "".join(source_path(file).read_text(encoding="utf-8") for file in files)
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
     sizes = {name: int(value) for name, value in re.findall(r"#define (\w+) (\d+)\s", text)}
     found: dict[str, np.dtype[Any]] = {}

@@ -2,7 +2,7 @@
  *
  * One pass calls, in this order: translation, settle (the state that the guard and the next step depend on), certify
  * and judge. Formulas and bounds: docs/mathematics.md. The oracle, backends/reference.py, shares no code.
- * src_cuda/batch_narrow.cuh mirrors these rules in float32 and certifies nothing. */
+ * src_cuda/batch/batch_narrow.cuh mirrors these rules in float32 and certifies nothing. */
 #pragma once
 #include "common/record.h"
 

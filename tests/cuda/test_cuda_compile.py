@@ -201,7 +201,7 @@ def test_kernels_hold_their_registers(name, cuda, arch):
 
 
 def test_no_kernel_is_forgotten():
-    texts = [path.read_text() for path in kernels.SOURCE.glob("*.cu*")]
+    texts = [path.read_text() for path in kernels.SOURCE.rglob("*.cu*")]
     kernel = r'extern "C" __global__[^;{]*?(\w+)\((?:const|int|int64_t|real) '
     there = {name for text in texts for name in re.findall(kernel, text)}
     assert there == {name for _, _, limits in CASES.values() for name in limits}
@@ -243,7 +243,7 @@ def test_a_long_kernel_is_compiled_without_the_others_of_its_file():
     assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == {"balance_rows", "join_parts"}
 
 
-@pytest.mark.parametrize("file", sorted(p.name for p in kernels.SOURCE.glob("*.cu")))
+@pytest.mark.parametrize("file", sorted(p.name for p in kernels.SOURCE.rglob("*.cu")))
 def test_every_kernel_of_a_file_is_found_by_its_name(file):
     names = [m.group(2) for m in kernels.ENTRY.finditer(kernels.source(file))]
     assert len(names) == len(set(names)) == kernels.source(file).count('extern "C"')

@@ -259,49 +259,49 @@ TABLE = {
         "{{fmax(highest, -lowest)~>highest}}", "{{mass /= w->marginals ? (double)w->marginals : 1.0;}}",
         "products > {{1~>0}} &", "{{unreached == 0.0 || }}(lost", "w->apart += {{reached ? lost : 0.0~>0.0}};",
     ]),
-    "src_cuda/finish_column.cuh": ("cuda/test_cuda.py::test_every_penalty_equals_the_oracle", [
+    "src_cuda/dense/finish_column.cuh": ("cuda/test_cuda.py::test_every_penalty_equals_the_oracle", [
         "SUM_GAP] = {{~>0.5 * }}found.gap", "] = {{found.hard~>0}};", "] = {{found.dual~>0}};",
         ": {{found.misfit~>0}}", "{{-}}S.limits.rate_cols", "{{(F.p.shift + t.lam)~>F.p.shift}}",
     ]),
-    "src_cuda/finish_scalars.cuh": (
+    "src_cuda/dense/finish_scalars.cuh": (
         "cuda/test_cuda.py::test_every_penalty_equals_the_oracle "
         "core/test_one_potential.py::test_certificates_are_those_of_the_oracle[cuda-kl] "
         "core/test_one_potential.py::test_certificates_are_those_of_the_oracle[cuda-range]", [
         "= {{move.kappa * }}row", "{{S.hard_weight~>0}} *", "{{F.p.dual_constant + }}move", "{{t[SUM_MISFIT]~>0}},",
         "+ {{both(S) * }}t[", "out, {{both(S) * }}t", "], {{both(S) * }}t",
     ]),
-    "src_cuda/batch_finish.cuh": (
+    "src_cuda/batch/batch_finish.cuh": (
         "cuda/test_batch_cuda.py::test_every_problem_is_certified "
         "cuda/test_batch_cuda.py::test_float64_passes_are_those_of_the_oracle", [
         "{{(p.mass_a - mass)~>p.mass_a}}", "{{+ shift * p.mass_a}}", ".{{kappa * move.}}", "weight{{ * move.grow}}",
     ]),
-    "src_cuda/points.cuh": ("cuda/test_points_cuda.py::test_half_of_the_pairs_stand_for_all_by_one_potential", [
+    "src_cuda/points/points.cuh": ("cuda/test_points_cuda.py::test_half_of_the_pairs_stand_for_all_by_one_potential", [
         "{{(int)(i / (8 * OWN))~>0}}", "{{if (HALVED) both[half + e] += mine[q] * entry;}}",
     ]),
-    "src_cuda/plain.cu": ("cuda/test_points_cuda.py::test_rounding_that_stays_on_the_device_counts", [
+    "src_cuda/dense/plain.cu": ("cuda/test_points_cuda.py::test_rounding_that_stays_on_the_device_counts", [
         "T.cost_rest{{ + formed}}",
     ]),
-    "src_cuda/point_tables.cu": (
+    "src_cuda/points/point_tables.cu": (
         "cuda/test_points_cuda.py::test_points_on_a_gpu_that_are_not_finite_are_named "
         "cuda/test_points_cuda.py::test_a_matrix_of_products_errs_by_what_is_told", [
         "{{if (!finite) odd[1] = 1;}}", "{{if (!finite) odd[0] = 1;}}",
     ]),
-    "src_cuda/point_products.cuh": (
+    "src_cuda/points/point_products.cuh": (
         "cuda/test_points_cuda.py::test_rows_and_columns_have_the_same_bits[narrow-70] "
         "cuda/test_points_cuda.py::test_products_on_tensor_cores_are_those_of_float64[sqeuclidean-40]", [
         "unit_of(8 * g + lane % 8, {{4 + }}lane / 8)",
     ]),
-    "src_cuda/point_wide_products.cuh": (
+    "src_cuda/points/point_wide_products.cuh": (
         "cuda/test_points_cuda.py::test_float64_products_on_tensor_cores_have_quick_powers[20]", [
         "[threadIdx.x] = {{j < others ? __ldg(weight + j) : 0~>__ldg(weight + j)}}",
         "[{{PIECE * c + }}q * 4 + part]",
     ]),
-    "src_cuda/boxes.cu": ("cuda/test_points_cuda.py::test_boxes_keep_what_those_of_the_cpu_keep", [
+    "src_cuda/points/boxes.cu": ("cuda/test_points_cuda.py::test_boxes_keep_what_those_of_the_cpu_keep", [
         "]{{ + B.y_half[k * B.n + j]}}", "fma(0.{{5~>25}} * fabs", "{{r, s - D, fma(-s, s, sum)~>-s, s, sum}}",
         "{{(B.x_log_mass[i] + B.y_log_mass[j])~>B.x_log_mass[i]}}", "{{kept ? 0 : exp(bound)~>0}}",
         "{{+ B.y_cut[j] }}<", "1{{ | (lane > 0 ? left : last) >> 31}}", "known{{ + log(total)}}",
     ]),
-    "src_cuda/stream.cu": ("cuda/test_cuda.py::test_pairs_are_drawn_where_the_cost_is", [
+    "src_cuda/plan/stream.cu": ("cuda/test_cuda.py::test_pairs_are_drawn_where_the_cost_is", [
         "{{left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);}}", "{{share * }}__shfl_sync",
         "{{end += lane >= bit ? before : 0;}}",
     ]),

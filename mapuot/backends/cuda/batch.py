@@ -4,7 +4,7 @@ A small problem (m, n <= 128) holds K in registers, in float32 until its sums ca
 certifies. A larger one with a cost of its own makes K in every pass, of its points where these are few numbers, else
 of its costs: float32 passes first, then float64 ones. Problems larger than that on one cost make their passes by two
 matrix products in float64, all of them together. Costs of clouds are formed here, a chunk of problems at a time. Twin:
-backends/cpu/batch.py; device side: src_cuda/batch_narrow.cu, batch.cu, batch_made.cu, batch_products.cu.
+backends/cpu/batch.py; device side: src_cuda/batch/batch_narrow.cu, batch.cu, batch_made.cu, batch_products.cu.
 """
 
 import math
@@ -61,7 +61,7 @@ def made_of(task: BatchProblem) -> int | None:
 
 
 def made_room(shape: tuple[int, int], dim: int) -> int:
-    """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch_made.cu."""
+    """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch/batch_made.cu."""
     m, n = shape
     return 8 * (n + m + max(n, LEAST_PART) + (dim + 2) * (m + n))
 

@@ -1,4 +1,4 @@
-"""Bounds between boxes of points on the device, and lists of the kept pairs of boxes: src_cuda/boxes.cu.
+"""Bounds between boxes of points on the device, and lists of the kept pairs of boxes: src_cuda/points/boxes.cu.
 
 backends/boxes.py chooses the pairs, as on the CPU. The memory is one bit for each pair of boxes.
 """

@@ -1,6 +1,6 @@
 """Many clouds on the device: the range of all costs, and derivatives by the points of all problems.
 
-Device side: src_cuda/clouds.cu and point_costs.cu. Twin of the slopes: backends/cpu/core_solve.py.
+Device side: src_cuda/batch/clouds.cu and point_costs.cu. Twin of the slopes: backends/cpu/core_solve.py.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Plans and equations of Newton's steps with a factor, by src_cuda/factored.cu, cuBLAS and cuSOLVER.
+"""Plans and equations of Newton's steps with a factor, by src_cuda/dense/factored.cu, cuBLAS and cuSOLVER.
 
 `DevicePlans` is a twin of backends/array_plans.py for KL and hard sides. A step of it takes ten launches, whatever the
 number of problems.

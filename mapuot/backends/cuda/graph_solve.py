@@ -1,6 +1,6 @@
 """Plain problems solved whole on a device: the host sends one record, and reads one when the passes have ended.
 
-No launch waits for the host: ``begin`` (src_cuda/plain.cu) finds the range of M, builds K and sets the state before the
+No launch waits for the host: ``begin`` (dense/plain.cu) finds the range of M, builds K and sets the state before the
 first pass; `Iterate` makes the passes; ``tell`` writes the answer to the host's memory. With one potential each pass is
 a launch, and the host checks the status every TOGETHER_AT_ONCE passes. Everything that depends only on the sides, reg
 and the options is kept for the next call; K is not. Twin: backends/cpu/core_solve.py.

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...arrays import PAD
 from ...contract import ANDERSON_DEPTHS
-from ...enums import SOURCE
+from ...enums import SOURCE, source_path
 from .. import records
 from ..workspace import anderson_depth_of
 from .settings import DEVICE_LAUNCHES
@@ -295,7 +295,7 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
 
 
 def point_blocks(options: dict[str, int]) -> int:
-    """Return the blocks on a multiprocessor for sums between points with these options (src_cuda/points.cuh)."""
+    """Return the blocks on a multiprocessor for sums between points with these options (src_cuda/points/points.cuh)."""
     if "STEPS" in options:
         return 1 if 4 < options["STEPS"] <= 8 else 2  # coordinates of 32 points of a warp fill the registers
     if "WIDE_CHUNKS" in options:
@@ -323,7 +323,7 @@ def source(name: str) -> str:
         return expand(header)
 
     def expand(file: str) -> str:
-        whole = re.sub(r"#include <.*?>\n|#pragma once\n", "", (SOURCE / file).read_text())  # predeclared in CUDA
+        whole = re.sub(r"#include <.*?>\n|#pragma once\n", "", source_path(file).read_text())  # predeclared in CUDA
         whole = re.sub(r"#pragma option (\w+) (.*)", r"#ifndef \1\n#define \1 \2\n#endif", whole)
         return re.sub(r'#include "(.*?)"', text, whole)
 

@@ -1,4 +1,4 @@
-"""log_matmul on the GPU: src_cuda/log_matmul.cu, tile by tile, or cuBLAS on exponentials where this is faster.
+"""log_matmul on the GPU: src_cuda/many/log_matmul.cu, tile by tile, or cuBLAS on exponentials where this is faster.
 
 Twin: backends/cpu/log_matmul.py.
 """

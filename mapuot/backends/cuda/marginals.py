@@ -1,11 +1,11 @@
 """The parts of a pass along a tree beside the products with its kernels, on the device of the vectors.
 
-    DevicePoints    O(n) work; only numbers of marginals and edges come to the host (src_cuda/marginals.cu)
-    DeviceTreePass  a pass is open_pass, then fused_pass and close_edge for each edge (src_cuda/tree_pass.cu). The host
+    DevicePoints    O(n) work; only numbers of marginals and edges come to the host (many/marginals.cu)
+    DeviceTreePass  a pass is open_pass, then fused_pass and close_edge for each edge (many/tree_pass.cu). The host
                     waits for ten numbers of each edge, and checks the edges by the rule of `LogKernel`. The first edge
                     with unsound sums and all later edges are left to the caller. Messages from the root go the same way
     DeviceHistory   Anderson's differences: the host reads their products and sends the weights
-                    (src_cuda/differences.cu). For 20 differences of 45,000 numbers the host takes 3 ms, this a tenth
+                    (many/differences.cu). For 20 differences of 45,000 numbers the host takes 3 ms, this a tenth
 
 Twin of mapuot/backends/cpu/marginals.py.
 """

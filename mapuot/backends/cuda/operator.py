@@ -1,7 +1,7 @@
 """All products with one cost on a GPU: K on the device, and the plan of potentials.
 
 Passes of two marginals are launches of `Iterate` over this K (workspace.py). For ``fused``, from sm_90 on,
-src_cuda/fused_pass.cu reads K once, in float32 on request. On older devices, and if rows are too wide for all
+src_cuda/many/fused_pass.cu reads K once, in float32 on request. On older devices, and if rows are too wide for all
 multiprocessors together, K is in float64, and CuPy's products read it twice. The plan is made from M in float64, block
 by block: as numpy array if M is numpy's, else as CuPy array. Twin: backends/cpu/operator.py.
 """

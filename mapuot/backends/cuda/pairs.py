@@ -2,7 +2,7 @@
 
 So every sum runs along contiguous entries in a fixed order: no atomic additions, and reproducible bits. A pair takes
 4 or 8 bytes of M, as many of K, and an index of 2 bytes (4 above 65536 rows or columns), all of it twice. Passes over
-pairs: sparse.py. Device side: src_cuda/sparse_stream.cu.
+pairs: sparse.py. Device side: src_cuda/sparse/sparse_stream.cu.
 """
 
 import weakref

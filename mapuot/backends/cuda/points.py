@@ -1,6 +1,6 @@
 """Solves between points on the device: no K; each pass makes its entries twice, for the rows and for the columns.
 
-Portable kernels make the passes; src_cuda/points.cuh replaces their row half, which would read K. Passes work in
+Portable kernels make the passes; src_cuda/points/points.cuh replaces their row half, which would read K. Passes work in
 float32 while the error is large, then in float64. Twin: backends/cpu/workspace.py.
 """
 
@@ -104,7 +104,7 @@ def stores_kernel(problem: Problem, options: Options) -> bool:
 
 
 def sums_job(kl: tuple[bool, bool], depth: int, d: int, narrow: bool, form: int, **more: int) -> Job:
-    """Return the job of float32 or float64 passes; ``more``: options of src_cuda/points.cuh; default: all pairs."""
+    """Return the job of float32 or float64 passes; ``more``: options of points/points.cuh; default: all pairs."""
     options = shape_options(Shape(1, 4, 2), "float64", kl, ANDERSON_DEPTH=depth)
     options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form}
     if d <= DIM and "DEPTH" not in more:

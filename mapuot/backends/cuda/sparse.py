@@ -1,8 +1,8 @@
 """Passes over the stored pairs of a sparse M on the device (pairs.py): one launch for many passes, or a few for each.
 
 From sm_80 on, up to 65536 rows and columns, one cooperative launch makes many passes (``iterate_pairs`` of
-src_cuda/iterate.cu). Otherwise, over ranks, and where M has disconnected parts, which are translated one by one, the
-portable kernels make the passes, with the row half of src_cuda/sparse.cuh. Twin of src_c/sparse.h.
+dense/iterate.cu). Otherwise, over ranks, and where M has disconnected parts, which are translated one by one, the
+portable kernels make the passes, with the row half of src_cuda/sparse/sparse.cuh. Twin of src_c/sparse.h.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Launches of kernels that stream over M on the device: extrema, sums, maxima and products of rows, and entries.
 
-Twin of src_c/streams.c; the kernels are in src_cuda/stream.cu.
+Twin of src_c/streams.c; the kernels are in src_cuda/plan/stream.cu.
 """
 
 import math

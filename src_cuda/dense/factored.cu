@@ -10,7 +10,7 @@
 struct Factored {
     int64_t m, n, all_hard;
     double level, rounding, exponents, constant,
-        residual;                                  // level: reg / requested reg; the rest: constants of factored.py
+        residual;                                  // level: reg / requested reg; the others: backends/factored.py
     const double *requests;                        // three for each entry: problem, slot, step length or shift
     const double *costs, *log_c_rows, *log_c_cols; // M / requested reg; logarithms of the reference
     const double *a, *b, *k_rows, *k_cols;         // k_*: k at the requested reg
