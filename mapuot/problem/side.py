@@ -132,9 +132,11 @@ class Side(Numbers, Kind):
 
     def dual_sizes(self, weight: Any) -> Any:
         """Sum rho t^degree over the points, for weights with one problem a row."""
+        if self.kind.degree == 2:
+            return (self.soft_rho * weight * weight).sum(-1)  # squares of 1e160 overflow
         if namespace(self.soft_rho) is np:
-            return weight**self.kind.degree @ self.soft_rho
-        return ((np.square(weight) if self.kind.degree == 2 else weight) * self.soft_rho).sum()
+            return weight @ self.soft_rho
+        return (weight * self.soft_rho).sum()
 
     @property
     def limits(self) -> tuple[F64, F64]:

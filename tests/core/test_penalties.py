@@ -199,3 +199,13 @@ def test_conjugate_is_a_minimum():
             allowed = {"balanced": r == r[130_000], "range": np.abs(r - t) <= rho * t + 1e-9}.get(kind, r >= 0)
             values = divergence(law, r[allowed], t, np.float64(rho)) + f * r[allowed]
             np.testing.assert_allclose(dual_term(law, f, t, np.float64(rho)), values.min(), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e170])
+def test_squares_of_large_and_small_masses(size):
+    """Squares are in units of reg_m times mass: sums of rho t^2 overflowed, and no error was ever certified."""
+    case = clouds(8, 6, 0.1, (5.0, np.inf)).replace(penalty=("l2", "balanced"), reference="uniform")
+    scaled = case.replace(a=size * case.a, b=size * case.b, reg_m=(5.0 / size, np.inf))
+    found, plain = scaled.solve(tol=1e-9), case.solve(tol=1e-9)
+    assert found.converged
+    np.testing.assert_allclose(found.plan / size, plain.plan, atol=2e-9)
