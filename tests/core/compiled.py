@@ -23,6 +23,7 @@ RULES = {  # name: (arguments, call)
     "plan_error": ("double d", "plan_error(d)"),
     "exponent_growth": ("double x", "exponent_growth(x)"),
     "size_of_log": ("double x", "size_of_log(x)"),
+    "log_ratio_of": ("double x, double y", "log_ratio_of(x, y)"),
     "gap_of_rounded": (f"{LIMITS}, double gap, double mass, double d, double e", "gap_of_rounded(l, gap, mass, d, e)"),
     "lost_mass": (f"{LIMITS}, double u, double v, double mass", "lost_mass(l, u, v, mass)"),
     "translation": (f"{LIMITS}, double log_ratio, double shift", "translation(l, log_ratio, shift)"),

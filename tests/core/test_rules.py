@@ -69,6 +69,17 @@ def test_size_of_a_logarithm():
         assert abs(math.log(x)) <= rule("size_of_log", x) <= 1.02 * abs(math.log(x)) + 1.4
 
 
+def test_the_logarithm_of_a_ratio():
+    """Of near numbers it has all digits of their difference; of numbers whose ratio overflows it is finite."""
+    for x in (3.0, 3e-300, 3e250):
+        for grown in (1e-12, -1e-12, 1e-3):
+            y = x * (1 + grown)
+            right = math.log1p(float((np.longdouble(y) - np.longdouble(x)) / np.longdouble(x)))
+            assert rule("log_ratio_of", y, x) == pytest.approx(right, abs=2.3e-16)
+    assert rule("log_ratio_of", 1e300, 1e-300) == pytest.approx(600 * math.log(10), rel=1e-15)
+    assert rule("log_ratio_of", 1e-300, 1e300) == pytest.approx(-600 * math.log(10), rel=1e-15)
+
+
 @pytest.mark.parametrize("kind", ["kl", "tv", "l2"])
 @pytest.mark.parametrize("d", [1e-7, 1e-3, 0.1])
 def test_the_gap_of_rounded_marginals(kind, d):
@@ -442,6 +453,7 @@ NEAR = {"floor_error": 1.2e-3, "floor_passes": 5}  # beside an error of 1e-3
 GIVE_WAY = [  # (the pass, the state before it, limits, sum of scales, whether float64 passes follow, the status)
     ({}, {}, {}, 1.0, False, "running"),
     ({}, {}, {"narrow_floor": 1e-3}, 1.0, True, "running"),
+    ({}, {}, {"narrow_floor": 0.99e-3}, 1.0, False, "running"),
     ({}, {}, {"narrow_floor": 1e-4, "symmetric": 1}, 1.0, True, "running"),
     ({}, {}, {"narrow_floor": 0.99e-4, "symmetric": 1}, 1.0, False, "running"),
     ({}, NEAR, {"narrow_floor": 1.01e-4}, 1.0, True, "running"),
