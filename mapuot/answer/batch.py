@@ -104,11 +104,13 @@ class BatchResult(Answer, Sequence[Result]):
         self.own_logs = potentials
         self.row_marginal, self.col_marginal = marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
-        for i in np.flatnonzero(self.status == "underflow"):
-            self.sum_vanished(int(i))
+        proves_nothing = (self.dual == -np.inf) & (self.status != "converged")
+        self._summed = np.flatnonzero(proves_nothing | (self.status == "underflow"))
+        for i in self._summed:
+            self.sum_plan(int(i))
 
-    def sum_vanished(self, i: int) -> None:
-        """Take the numbers of a problem whose plan has no mass in float64 from its own `Result`, where it is summed."""
+    def sum_plan(self, i: int) -> None:
+        """Take the numbers of a problem from its own `Result`, which sums the plan: its last pass proves nothing."""
         one = self[i]
         self.gap[i], self.dual[i], self.mass[i] = one.gap, one.dual, one.mass
         tables = (*self.own_logs, self.row_marginal, self.col_marginal)
@@ -216,7 +218,7 @@ class BatchResult(Answer, Sequence[Result]):
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         values = np.where(np.isin(self.status, FAILED), np.inf, values)
-        for i in np.flatnonzero(self.status == "underflow"):
+        for i in self._summed:
             values[i] = self[int(i)].objective
         return values
 

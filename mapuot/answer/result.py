@@ -292,9 +292,10 @@ class Result(CertifiedAnswer, Answer):
             self._vanishes = True
         self._logs = problem.project(*potentials)  # rounding of large sums may move potentials out of the dual's domain
         self._marginals = marginals
-        if failed and problem.ranks.size > 1:
+        is_clipped = failed or (status != "converged" and bool(trace) and trace[-1].dual == -np.inf)
+        if is_clipped and problem.ranks.size > 1:
             self._marginals = marginals and numbers(marginals, np.inf)
-        elif failed:  # the last pass may have clipped scalings: sum the plan instead
+        elif is_clipped:  # the last pass may have clipped scalings: sum the plan instead
             self._marginals = None
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # compute now the numbers that need communication between ranks
@@ -339,7 +340,8 @@ class Result(CertifiedAnswer, Answer):
         if self.status in FAILED and not self._vanishes:
             return np.inf
         values = self._values()
-        return float(primal_value(self.problem, *values) + self.problem.lift_of(values[0], self.converged))
+        found = float(primal_value(self.problem, *values) + self.problem.lift_of(values[0], self.converged))
+        return np.inf if np.isnan(found) else found  # of a plan whose mass overflows
 
     @cached_property
     def dual(self) -> float:
@@ -433,7 +435,7 @@ class Result(CertifiedAnswer, Answer):
     def _sums(self) -> tuple[float, F64, F64]:
         with self.problem.ranks.together():
             cost, *marginals = self._stream.sums()
-        if self.status in FAILED:
+        if not self.converged:
             marginals = numbers(marginals, np.inf)
         return cost, marginals[0], marginals[1]
 

@@ -320,6 +320,21 @@ def test_cells_of_costs_on_the_device(cell, precision):
     check(cell, precision, "cuda", on_device)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
+@pytest.mark.parametrize("many", [False, True])
+def test_numbers_fit_the_plan_where_scalings_are_clipped(many):
+    """Costs far below 0 ask for more mass than float32 scalings hold: an answer before the end has its plan's mass."""
+    M, a, b = cost(4, 5)
+    call = {"reg": 0.4, "reg_m": 1.0, "precision": "mixed", "max_passes": 6, "backend": "cuda"}
+    found = solve_batch(M - 400, a[None], b[None], **call) if many else solve(M - 400, a, b, **call)
+    plan, c = host((found[0] if many else found).plan), np.outer(a, b)
+    np.testing.assert_allclose(found.mass, plan.sum(), rtol=1e-6)
+    np.testing.assert_allclose(host(found.row_marginal).ravel(), plan.sum(1), rtol=1e-6)
+    terms = [(plan, c, 0.4), (plan.sum(1), a, 1.0), (plan.sum(0), b, 1.0)]
+    value = (plan * (M - 400)).sum() + sum(rho * (p * np.log(p / q) - p + q).sum() for p, q, rho in terms)
+    np.testing.assert_allclose(found.objective, value, rtol=1e-3)
+
+
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("reference", ["uniform", "matrix"])
 @pytest.mark.parametrize("mass", [1e34, 1e60])
