@@ -69,8 +69,14 @@ def test_size_of_a_logarithm():
         assert abs(math.log(x)) <= rule("size_of_log", x) <= 1.02 * abs(math.log(x)) + 1.4
 
 
+def test_a_sum_beyond_float64_moves_no_translation():
+    for log_ratio in (math.inf, -math.inf, math.nan):
+        assert rule("translation", limits(lam_rate=1.0), log_ratio, 0.0) == 0
+        assert rule("next_translation", limits(mu_rate=1.0), log_ratio) == 0
+
+
 def test_the_logarithm_of_a_ratio():
-    """Of near numbers it has all digits of their difference; of numbers whose ratio overflows it is finite."""
+    """Near numbers keep all digits of their difference; a ratio that overflows has a finite logarithm."""
     for x in (3.0, 3e-300, 3e250):
         for grown in (1e-12, -1e-12, 1e-3):
             y = x * (1 + grown)
@@ -372,6 +378,9 @@ ENDS = [  # (the pass, the state before it, limits, sums of scales and of the ne
     ({"error": 1.01e-6}, {}, {}, (1, 1), "running"),
     ({"gap": 1e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "converged"),
     ({"gap": 1.01e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "running"),
+    ({"gap": 9e-9, "dual": 1e-3}, {"moved": 9e-4}, {"tol_gap": 1e-4}, (1, 1), "converged"),
+    ({"gap": 6e-8, "dual": 1e-3}, {"moved": 6e-4}, {"tol_gap": 1e-4}, (1, 1), "running"),  # lost: 6e-4 of the value
+    ({"gap": 1e-9, "dual": -math.inf}, {}, {"tol_gap": 1e-4}, (1, 1), "running"),
     ({"gap": 1e-9, "dual": -1e-3}, {"moved": 4e-4}, {"tol_gap": 1e-4}, (1, 1), "converged"),
     ({"gap": 1e-9, "dual": -1e-3}, {"moved": 6e-4}, {"tol_gap": 1e-4}, (1, 1), "running"),  # the optimum may be 0
     ({"error": 1e-7}, {"narrow": 1}, {}, (1, 1), "running"),
@@ -429,7 +438,7 @@ def test_status_of_a_pass(stats, state, known, sums, status):
     nothing = status in ("not finite", "underflow")
     assert (out["gap"] == out["error"] == math.inf) == nothing
     assert not np.isnan(out["mass"]) or status == "absorb"
-    proves = not stats.get("dead") and sums[0] < 1e200 and not nothing
+    proves = not stats.get("dead") and sums[0] < 1e200 and not nothing and stats.get("dual") != -math.inf
     assert (out["dual"] == -math.inf) == (not proves)
 
 
