@@ -44,7 +44,7 @@ class ArrayPlans:
         self.costs = costs
         self.log_c = log_c
         self.rows, self.cols = map(margin_of, sides)
-        self.all_hard = all(side.penalty in ("kl", "balanced") and not (side.k > 0).any() for side in sides)
+        self.all_hard = all(side.penalty in ("kl", "balanced") and not (host(side.k) > 0).any() for side in sides)
         self.has_kinks = any(side.penalty in ("tv", "range") for side in sides)
         self.count, self.m, self.n = costs.shape
         self.weights = xp.empty_like(costs)

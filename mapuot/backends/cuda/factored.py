@@ -11,6 +11,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...arrays import host
 from ...penalties import F64
 from .. import records
 from ..array_plans import ArrayPlans
@@ -37,7 +38,8 @@ class DevicePlans:
         self.log_u = cp.array(log_u, order="C")
         self.log_v = cp.array(log_v, order="C")
         self.best = self.log_u.copy(), self.log_v.copy()
-        self.all_hard = not any(bool((side.k > 0).any()) for side in sides)
+        # on the host: a reduction of CuPy is compiled for ranges of shapes, 3 s each (H200)
+        self.all_hard = not any((host(side.k) > 0).any() for side in sides)
         self.slope = np.zeros(p)  # <y, q - s> of the last steps
         self.y = cp.zeros((p, n))
         self.weighed = cp.empty((p, m, n))
