@@ -8,8 +8,8 @@ For squared distances between points x and y, centred, with the mass w on each s
 since -8 |G_P|^2 = min_G 8 |G|^2 - 16 <G, G_P> for G_P = sum_ij P_ij x_i y_j^T. V is a minimum of affine functions of G.
 Hence it is concave: an affine function below V at the corners of a box lies below V within the box. The dual values of
 `solve` are certified lower bounds of V at the corners. Boxes of G are split, the box with the least bound first, until
-the bound is close to the value of a plan, or the solves are used up. In three dimensions a box has 2^9 corners, too
-many for 1 %.
+the bound is close to the value of a plan, or the solves are used up. In three dimensions a box has 2^9 corners: 12
+points have a gap of 48 % after 1,920 solves and of 26 % after 4,032, where 437 reach 1 % in the plane.
 
 Source: branch and bound over G after Ryner, Kronqvist, Karlsson: Globally solving the Gromov-Wasserstein problem for
 point clouds in low dimensional Euclidean spaces, 2023.
@@ -37,7 +37,7 @@ from .task import Plan, Task
 
 MOST_COORDINATES = 4  # of G: a box has 2^4 corners, and a bound of 1 % takes some thousand solves
 MOST_SOLVES = 10_000
-CORNER_TOL = 1e-3  # tol of a solve; its dual value, which counts, is closer by orders of magnitude
+CORNER_TOL = 1e-2  # tol of a solve; its dual value, which counts, is closer by orders of magnitude
 TOGETHER = 1 << 23  # entries of the costs of the corners that are solved in one batch
 UNITS = 1 << 40  # corners are integers in units of the first box's width over this
 ROUNDING = 1e-12  # of the terms of a bound
@@ -93,7 +93,8 @@ class GlobalBound:
             self.solve([at for box in parts for at in self.corners_of(box)])
             for box in parts:
                 heapq.heappush(heap, (self.bound(box), next(order), box))
-            value = min(value, self.constant + self.best.reached)
+            reached = self.constant + self.best.reached
+            value = min(value, reached + CORNER_TOL * abs(reached))  # rough plans may miss the marginals
         return heap[0][0]
 
     @property
