@@ -6,10 +6,12 @@ of the interface: Tong et al., Improving and generalizing flow-based generative 
 """
 
 import contextlib
+import copy
 import math
 import os
 import sys
 import warnings
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -235,6 +237,41 @@ class OTPlanSampler:
             i, j = self.solved(x0, x1).sample(len(x0), self.rng, replace=replace)
         return x0[i], x1[j], None if y0 is None else y0[i], None if y1 is None else y1[j]
 
+    def sample_plan_over_ranks(
+        self, x0: Any, x1: Any, y0: Any = None, y1: Any = None, replace: bool = True, group: Any = None
+    ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+        """Draw pairs from one plan between the batches of all ranks of a torch.distributed job.
+
+        Each rank passes its own batch and gets as many pairs as its x0 has points, as from `sample_plan_with_labels`;
+        either point may come from any rank. Each rank solves the whole problem, and rank 0's generator draws.
+
+        Parameters
+        ----------
+        x0, x1, y0, y1 : tensors
+            Points and labels, equally many on all ranks.
+        group : process group, optional
+            The ranks that take part; by default all.
+
+        Raises
+        ------
+        ValueError
+            If ranks pass different numbers of points.
+        """
+        distributed = import_module("torch.distributed")
+        size, rank = distributed.get_world_size(group), distributed.get_rank(group)
+        known: list[Any] = [None] * size
+        seed = seed_of(self.rng)
+        distributed.all_gather_object(known, (len(x0), len(x1), seed), group)
+        if len({counts[:2] for counts in known}) > 1:
+            raise ValueError(f"x0 and x1 must hold equally many points on all ranks, got {[x[:2] for x in known]}")
+        whole = copy.copy(self)
+        whole.rng = as_generator(known[0][2])
+        X0, X1, Y0, Y1 = (gathered_over(distributed, x, size, group) for x in (x0, x1, y0, y1))
+        found = whole.sample_plan_with_labels(X0, X1, Y0, Y1, replace)
+        own = slice(rank * len(x0), (rank + 1) * len(x0))
+        first, second, *labels = (None if x is None else x[own] for x in found)
+        return first, second, *labels  # type: ignore[return-value]
+
     def sample_trajectory(self, X: Any) -> Any:
         """Draw paths through batches of points at several times, X and result (batch, times, ...), plan by plan."""
         if hasattr(X, "detach"):
@@ -248,6 +285,16 @@ class OTPlanSampler:
             drawn = self.rng.random(len(X))[:, None] * ends[:, -1:]
             at.append(np.minimum((ends <= drawn).sum(1), P.shape[1] - 1))
         return np.stack([X[i, k] for k, i in enumerate(at)], 1)
+
+
+def gathered_over(distributed: Any, x: Any, size: int, group: Any) -> Any:
+    """Return the tensors of all ranks, in their order, as one; None for None."""
+    if x is None:
+        return None
+    x = x.detach().contiguous()
+    parts = [x.new_empty(x.shape) for _ in range(size)]
+    distributed.all_gather(parts, x, group)
+    return import_module("torch").cat(parts)
 
 
 def squared_distances(x: Any, y: Any) -> Any:

@@ -387,7 +387,7 @@ def test_a_file_that_grows_nan_is_told():
 
 @pytest.mark.parametrize("name", ["answer.npz", "answer.h5"])
 def test_urls_name_files_of_fsspec(name):
-    """Costs and answers behind a URL are those of files; a file that changes is read anew."""
+    """Costs and answers behind a URL equal the files; a file that changes is read anew."""
     fsspec = pytest.importorskip("fsspec")
     there = fsspec.filesystem("memory")
     M = np.random.default_rng(0).random((5, 4))
