@@ -105,7 +105,7 @@ def beyond_float64(result: Any, lost: float) -> str:
     else:
         part = "the whole plan"
     size = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in map(host, result.own_logs))
-    if size > FAR_LOGS * result.problem.spread:
+    if size > FAR_LOGS * result.problem.range_over_reg:
         why = f"log scalings reach {size:.0e}, since the masses of both sides differ where reg_m / reg is large"
         return f"{why}, and their rounding leaves {part} unknown: bring the masses nearer each other, lower reg_m"
     why = f"reg is so small beside M that rounding of M / reg alone leaves {part} unknown"

@@ -794,7 +794,7 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
 
     def slopes(solved: list[Any], needed: Any, grad: Any, *inputs: Any) -> list[Any]:
         found = sample_slopes(solved, loss, needed)
-        weights = [grad if z is None else spread(grad, np.diff(z)) for z in starts] * 2
+        weights = [grad if z is None else repeat_each(grad, np.diff(z)) for z in starts] * 2
         shaped = (w.reshape(-1, *[1] * (z.ndim - 1)) for w, z in zip(weights, inputs, strict=True))
         pairs = zip(found, shaped, strict=True)
         return [None if slope is None else w * tensor_of(slope, grad.device) for slope, w in pairs]
@@ -820,7 +820,7 @@ def kernel_value(loss: Any, rows: Measure, cols: Measure) -> Any:
         return answer.value[0] if rows.starts is None else answer.value, answer
 
     def slopes(answer: Any, needed: Any, grad: Any, *inputs: Any) -> list[Any]:
-        weights = [grad if z.starts is None else spread(grad, np.diff(z.starts)) for z in (rows, cols)] * 2
+        weights = [grad if z.starts is None else repeat_each(grad, np.diff(z.starts)) for z in (rows, cols)] * 2
         shaped = (w.reshape(-1, *[1] * (z.ndim - 1)) for w, z in zip(weights, inputs, strict=True))
         if answer.slopes[0] is None and any(needed[:2]):  # a transform has asked for them
             x, y, a, b = inputs
@@ -854,7 +854,7 @@ def clouds_of(side: Measure, points: Any, masses: Any) -> tuple[Any, Any]:
     return points, masses
 
 
-def spread(grad: Any, sizes: Any) -> Any:
+def repeat_each(grad: Any, sizes: Any) -> Any:
     if (sizes == sizes[0]).all():
         even: Any = int(sizes[0])
     else:

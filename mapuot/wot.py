@@ -545,8 +545,8 @@ def score(data: Any, genes: Any, count: int, name: str) -> F64:
         )
     X = data.X[:, there]
     X = as_column(X.toarray() if is_sparse(X) else X, "data")
-    spread = X.std(0)
-    return np.asarray(np.clip((X - X.mean(0)) / np.where(spread > 0, spread, 1.0), -5, 5).mean(1))
+    deviation = X.std(0)
+    return np.asarray(np.clip((X - X.mean(0)) / np.where(deviation > 0, deviation, 1.0), -5, 5).mean(1))
 
 
 def coordinates_of(data: Any, representation: str | None) -> Any:

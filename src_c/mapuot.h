@@ -266,12 +266,12 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *newton, d
 /* Plain problems solved in one call (solve.c): KL or balanced sides with one rho each, c = a b^T.
  *
  * A stage is a run of passes at one reg. The last stage has the problem's own reg. The others, at larger regs, come
- * before it in order if there is no start and range(M) / reg exceeds their `spread` (mapuot/ascend/stages.py). A stage
+ * before it in order if there is no start and range(M) / reg exceeds their `range_over_reg` (mapuot/ascend/stages.py). A stage
  * of one potential is the only stage of a problem with equal rows and columns. Other problems leave it out. */
 typedef struct {
     double reg;               /* in units of the problem's */
     double tol, balanced_tol; /* balanced_tol: if rows and columns are hard */
-    double spread;
+    double range_over_reg;
     int64_t most;      /* passes of the problem up to the end of this stage. The last stage makes at least one */
     int64_t symmetric; /* 1: passes of one potential */
 } mapuot_stage;
@@ -288,7 +288,7 @@ typedef struct {
     int64_t
         hard_passes; /* most passes (and products) of a stage, then STALLED: a factorisation is faster. 0: no limit */
     mapuot_stats *trace; /* for a single problem: room for the last stage's most + 8 passes, or NULL */
-    double mass_tolerance, safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
+    double mass_tolerance, safe_range, far, exponent_rounding, vanishing, scale_limit, most_scale;
     double cost_error; /* bound on the error of an entry of M, 0 if costs are given as numbers */
 } mapuot_task;
 

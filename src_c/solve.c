@@ -176,7 +176,7 @@ static int choose_scaling(attempt *t) {
         t->plan_v[j] = p->b[j] > 0.0 ? t->x[j] + p->log_b[j] : -INFINITY;
         t->beta[j] = 0.0;
     }
-    const int safe = reach <= task->far && (p->high - p->low) / reg + reach <= task->safe_spread && !p->forbidden;
+    const int safe = reach <= task->far && (p->high - p->low) / reg + reach <= task->safe_range && !p->forbidden;
     for (int64_t i = 0; i < task->m; i++) t->alpha[i] = safe ? p->low / reg : p->a[i] > 0.0 ? 0.0 : -INFINITY;
     if (!safe && mapuot_balance(t->serial, task->m, task->n, t->M, ONES, reg, t->plan_v, t->alpha, t->beta) < 0)
         return 0;
@@ -233,8 +233,8 @@ static double largest_log(int64_t len, const double *log_weight) {
 /* May rounding exceed tol only because of points far from all others, which take part in no plan? Workspace.exponents
  * (backends/workspace.py) then examines the problem. */
 enum { FAR_APART = 2400 }; /* nats; as in problem/problem.py */
-static int is_far(const mapuot_limits *limits, double largest_rho, double spread) {
-    return largest_rho > 0.0 && spread > FAR_APART && limits->exponent_error > 0.1 * limits->tol;
+static int is_far(const mapuot_limits *limits, double largest_rho, double range_over_reg) {
+    return largest_rho > 0.0 && range_over_reg > FAR_APART && limits->exponent_error > 0.1 * limits->tol;
 }
 
 /* Build K around x = log v + shift. */
@@ -463,11 +463,11 @@ static int carry_out(attempt *t) {
     t->certified = 0;
     const double reg = task->terms.reg, whole = (t->problem->high - t->problem->low) / reg;
     const int hard = isinf(task->terms.rho_rows) && isinf(task->terms.rho_cols);
-    const double spread = task->count > 1 && whole > own[-1].spread && !hard ? extent(t) / reg : whole;
+    const double range_over_reg = task->count > 1 && whole > own[-1].range_over_reg && !hard ? extent(t) / reg : whole;
     t->problem->symmetric = t->problem->symmetric && t->problem->made < task->stages->most;
     if (t->problem->symmetric) own = task->stages;
     for (const mapuot_stage *stage = task->stages; stage < own && !t->problem->start; stage++) {
-        if (stage->symmetric || !(spread > stage->spread) || t->problem->made >= stage->most) continue;
+        if (stage->symmetric || !(range_over_reg > stage->range_over_reg) || t->problem->made >= stage->most) continue;
         t->problem->larger += 1;
         t->meets = hard;
         scale(task->n, t->log_v, 1.0 / stage->reg);

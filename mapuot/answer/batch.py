@@ -27,7 +27,7 @@ from .result import Answer, Result, numbers, primal_value
 from .slopes import Gradient
 from .unregularised import bounds_of_batch
 
-PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
+PRODUCT_RANGE = 600.0  # largest range of exponents for a product of exponentials
 PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
 
 
@@ -496,7 +496,7 @@ class BatchResult(Answer, Sequence[Result]):
         """
         p = self.problem
         xp = namespace(self.own_logs[0])
-        spread = p.spread
+        range_over_reg = p.range_over_reg
         if p.forbidden or p.c is not None or p.cost.operator != "tiles" or (p.each is not None and p.one_cost):
             return None
         if p.each is None:
@@ -512,9 +512,9 @@ class BatchResult(Answer, Sequence[Result]):
             tops.append(xp.where(xp.isneginf(most), 0.0, most))  # -inf if nothing moves in this problem
             parts.append(xp.exp(x - tops[-1][:, None]))
             low = xp.where(xp.isneginf(x), np.inf, x).min(1)
-            spread = spread + float((tops[-1] - low).max())
+            range_over_reg = range_over_reg + float((tops[-1] - low).max())
         top = tops[0] + tops[1] - p.M_min / xp.asarray(p.regs)
-        if not (spread < PRODUCT_SPREAD and float(top.max()) < PRODUCT_TOP):
+        if not (range_over_reg < PRODUCT_RANGE and float(top.max()) < PRODUCT_TOP):
             return None
         K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / reg)
         return parts[0], K, parts[1], xp.exp(top)

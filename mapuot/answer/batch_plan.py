@@ -66,7 +66,7 @@ class Values:
         if problem.several is None:
             self.table = flat.reshape(len(problem), -1, *flat.shape[1:])
         else:
-            self.table = problem.several.spread(flat, axis)
+            self.table = problem.several.to_table(flat, axis)
 
     def of(self, which: Any, n: int) -> Any:
         """Return the values of some problems, (k, n, d), or the one table that serves all."""
@@ -385,7 +385,7 @@ class BatchPlan:
             clouds = clouds.transpose()
             beta = self.alpha
         if values is None:
-            own = clouds.spread(clouds.gathered(clouds.whole.y, 1), 1)
+            own = clouds.to_table(clouds.gathered(clouds.whole.y, 1), 1)
             values = [own[i, :k] for i, k in enumerate(count.tolist())]
         Y = self.values(values, int(not turned), "values")
         clouds = clouds.beside(points, "points")

@@ -64,8 +64,8 @@ def facts(result: Any) -> dict[str, str]:
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
     low, high = (number(p.constant + x) for x in (p.M_min, p.M_max))
     reg = in_unit(p.reg, result.scale_cost)
-    if p.spread > 0:
-        reg += f", 1/{number(p.spread)} of the range of the costs"
+    if p.range_over_reg > 0:
+        reg += f", 1/{number(p.range_over_reg)} of the range of the costs"
     n_steps = len(getattr(result, "steps", ()))
     described = {
         "solve": f"{result.status} after {result.n_passes} passes" + f" of step {n_steps}" * bool(n_steps),

@@ -75,7 +75,7 @@ def improved(
             starts = [Reached(level, log_v, log_u) for level, log_u, log_v in starts]
         work = plans_of(options.threads, costs, log_c, (rows, cols), *zeros)
         with work.working():
-            factors = factored.improve(work, allowed, starts, task.spread)
+            factors = factored.improve(work, allowed, starts, task.range_over_reg)
     found = work.best[0 if turned else 1]
     return xp.where(xp.isfinite(found), found, 0.0), factors
 

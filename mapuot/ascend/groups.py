@@ -92,7 +92,7 @@ class Level(NamedTuple):
             found: F64 = finite_or_zero(host(terms) / host(used))
         return found
 
-    def spread(self, log: F64, steep: F64) -> F64:
+    def to_points(self, log: F64, steep: F64) -> F64:
         """Return ``log`` at each point: the number of its group plus offset times the group's slope."""
         xp = namespace(self.offset)
         label = self.groups.label
@@ -249,7 +249,7 @@ class Groups:
         found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), GROUPS.most_passes)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
-        step = self.levels[1].spread(finite_or_zero(found.log_v + shifts[1] - nexts[1]), steep)
+        step = self.levels[1].to_points(finite_or_zero(found.log_v + shifts[1] - nexts[1]), steep)
         return self.same_on_ranks(finite_or_zero(images[1]) + step)
 
 

@@ -234,9 +234,9 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     return [Stage(reg, tol, options.precision, options.anderson_depth, most, UNDONE) for reg in regs]
 
 
-def larger_regs(spread: float, reg: float) -> list[float]:
-    """List the larger regs, largest first, that come before a ``reg`` far below M's extent ``spread``."""
-    return [reg * larger for larger, least in rungs() if spread / reg > least]
+def larger_regs(cost_range: float, reg: float) -> list[float]:
+    """List the larger regs, largest first, that come before a ``reg`` far below M's extent ``cost_range``."""
+    return [reg * larger for larger, least in rungs() if cost_range / reg > least]
 
 
 @functools.cache

@@ -90,7 +90,7 @@ class Half:
         slope = np.linalg.solve(A + ridge[:, None, None] * np.eye(d), X.swapaxes(1, 2) @ y[:, :, None])[:, :, 0]
         return np.where(np.isfinite(slope), slope, 0.0)
 
-    def spread(self, mass: F64, shares: F64) -> F64:
+    def share_out(self, mass: F64, shares: F64) -> F64:
         """Distribute a mass of each box over its points by their shares."""
         bound: F64 = mass_of_shares(namespace(shares).asarray(mass[: self.boxes, None]), shares).reshape(-1)[
             : self.count
@@ -360,7 +360,7 @@ def near_growth(shares: F64, r: F64, rho: F64, reg: float, near: float) -> tuple
 
 def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> float:
     """Bound rho (KL(r + x | q) - KL(r | q)) over 0 <= x <= t, with q = weight e^(-f / rho); it is convex in x."""
-    total = float(growth(half.spread(bound, shares), f, r, side.log_weight, side.rho).sum())
+    total = float(growth(half.share_out(bound, shares), f, r, side.log_weight, side.rho).sum())
     return math.inf if math.isnan(total) else total  # all terms are >= 0: the sum is NaN only if a term is
 
 

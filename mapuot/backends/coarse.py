@@ -98,7 +98,7 @@ class Coarse:
             size = problem.rows.ranks.size
             most = int(min(own.most_clusters, math.sqrt(own.step_work * total)))
             self.count = clusters_of(m, entries, max(1, most // size))
-            if problem.spread > own.sharp:
+            if problem.range_over_reg > own.sharp:
                 cost = 0
             else:
                 cost = own.label_work * (total + n) + own.call_work

@@ -139,13 +139,13 @@ class Reached(NamedTuple):
     log_v: Any
 
 
-def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: float) -> int:
+def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], range_over_reg: float) -> int:
     """Keep potentials whose columns miss at most ``allowed``, (p,), of the mass, or the best; return the factors made.
 
-    ``starts``: what passes have reached, the least level first; a near one spares the levels above it. ``spread``:
-    range of the costs over reg.
+    ``starts``: potentials of earlier passes, the least level first; a near one spares the levels above it.
+    ``range_over_reg``: range of the costs over reg.
     """
-    first_level = 2.0 ** math.ceil(math.log2(min(max(spread / FIRST_LEVEL, 1.0), MOST_LEVEL)))
+    first_level = 2.0 ** math.ceil(math.log2(min(max(range_over_reg / FIRST_LEVEL, 1.0), MOST_LEVEL)))
     every = np.arange(work.count)
     missed = np.full(work.count, np.inf)
     enough = allowed.copy()

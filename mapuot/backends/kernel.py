@@ -25,7 +25,7 @@ TINY = float(np.finfo(float).tiny)
 FLUSH = 1e-150  # factors below it become 0; the largest factor is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # least sum: flushed terms are at most n UNIT of it
 FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # FLUSH and LEAST for products of three factors in float64
-SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # largest 2 |C| / reg of a K that absorbs nothing
+SAFE_RANGE = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # largest 2 |C| / reg of a K that absorbs nothing
 NARROW_ENTRY = 2.0**-24 + 3e-9  # relative error of an entry in float32: its rounding, and the exponential's error
 NARROW_SUMS = 70 * 2.0**-24  # float32 sums of up to 32 terms, and over 64 rows, and the rounding of the factors
 
@@ -86,7 +86,7 @@ class LogKernel:
         Without ``balanced``, if the storage holds all entries, K is e^(-C / reg) times a constant. Return whether K is
         balanced. ``folded``: maps the columns' largest terms to the part that q absorbs; by default all.
         """
-        balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
+        balanced = balanced or 2 * self.largest > SAFE_RANGE[self.dtype]
         if balanced:
             self.p[:] = 0.0
             top = self.operator.balance(self.p, y)
@@ -103,7 +103,7 @@ class LogKernel:
 
     def begin(self) -> None:
         """Build a first K that absorbs nothing, if its storage holds it: no y is needed."""
-        if not self.builds and 2 * self.largest <= SAFE_SPREAD[self.dtype]:
+        if not self.builds and 2 * self.largest <= SAFE_RANGE[self.dtype]:
             self.absorb(self.q, False)
 
     def finer(self) -> bool:

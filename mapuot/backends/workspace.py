@@ -106,7 +106,7 @@ class Workspace:
     coarse: Coarse  # the coarse correction of its passes (coarse.py)
     progress: Any  # mapuot_progress
     operator: Any  # the backend's `Operator`, which holds K
-    safe_spread: float  # largest range(M) / reg + max |log v| of a K that absorbs only the minimum of M
+    safe_range: float  # largest range(M) / reg + max |log v| of a K that absorbs only the minimum of M
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
     absorbed: tuple[F64, Any]  # the part of log v that K absorbs, and a mask of columns without mass
     narrow_points: Any = None  # points of float32 passes that make their rows (narrow_points.py)
@@ -177,7 +177,7 @@ class Workspace:
         problem = self.problem
         out_u = problem.left_out[0]
         la, lb = problem.log_reference
-        safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
+        safe = reach <= FAR_LOG and problem.range_over_reg + reach <= self.safe_range
         if safe and not problem.forbidden and problem.c is None:
             return np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb), None
         if self.truncation and self.truncation.has_marginals:

@@ -207,7 +207,7 @@ class Tensor:
 
     def sum_of(self, log_x: list[F64]) -> F64:
         """Add up numbers of all marginals except the first: one sum for each column."""
-        total = sum(spread(x, m, len(log_x)) for m, x in enumerate(log_x))
+        total = sum(along_axis(x, m, len(log_x)) for m, x in enumerate(log_x))
         return np.ascontiguousarray(np.broadcast_to(total, self.shape[1:])).ravel()
 
     def folded(self, top: F64) -> F64:
@@ -217,8 +217,8 @@ class Tensor:
         total = np.zeros(rest.shape)
         for m in range(rest.ndim):
             self.tops.append(rest.max(tuple(k for k in range(rest.ndim) if k != m)))
-            rest = rest - spread(self.tops[m], m, rest.ndim)
-            total += spread(self.tops[m], m, rest.ndim)
+            rest = rest - along_axis(self.tops[m], m, rest.ndim)
+            total += along_axis(self.tops[m], m, rest.ndim)
         return total.ravel()
 
     def read(
@@ -251,7 +251,7 @@ class Tensor:
         def product(d: list[F64]) -> list[F64]:
             x = self.sum_of(d[1:])
             sums = host(plan.apply_transpose(d[0])).reshape(self.shape[1:]) + others * x.reshape(self.shape[1:])
-            own = [(sums - others * spread(z, m, ndim)) for m, z in enumerate(d[1:])]
+            own = [(sums - others * along_axis(z, m, ndim)) for m, z in enumerate(d[1:])]
             rest = [z.sum(tuple(k for k in range(ndim) if k != m)) for m, z in enumerate(own)]
             return [host(plan.apply(x)), *rest]
 
@@ -261,7 +261,7 @@ class Tensor:
         return self.kernel.plan_cost(log_w[0], self.sum_of(log_w[1:]))
 
 
-def spread(x: F64, axis: int, ndim: int) -> F64:
+def along_axis(x: F64, axis: int, ndim: int) -> F64:
     """Reshape a vector to lie along one of ``ndim`` axes."""
     return x.reshape([-1 if k == axis else 1 for k in range(ndim)])
 

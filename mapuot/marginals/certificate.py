@@ -154,7 +154,7 @@ class MarginalsNewton(Newton):
         product = body.tangent(found)
 
         def negative(d: F64) -> F64:
-            return np.asarray(-product(self.spread(d))[self.at])
+            return np.asarray(-product(self.to_points(d))[self.at])
 
         verdict = self.solve(apart + missed / found.mass, tol, found.log_u.flat[self.at], r, negative)
         stat.error = float(record.error)
@@ -162,9 +162,9 @@ class MarginalsNewton(Newton):
 
     def start(self, workspace: Any, backend: Any) -> F64:
         """Return the state from which the next pass starts."""
-        return np.asarray(workspace.body.stepped(workspace.found.brought(), self.spread(self.y)))
+        return np.asarray(workspace.body.stepped(workspace.found.brought(), self.to_points(self.y)))
 
-    def spread(self, d: F64) -> F64:
+    def to_points(self, d: F64) -> F64:
         """Extend numbers of points of marginals that are not free to all points, with 0 elsewhere."""
         out = np.zeros(self.size)
         out[self.at] = d

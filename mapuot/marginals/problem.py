@@ -52,7 +52,7 @@ class Marginal:
     def weight(self) -> F64:
         return np.exp(self.log_weight)
 
-    def spread(self, values: F64, fill: float) -> F64:
+    def to_all_points(self, values: F64, fill: float) -> F64:
         """Extend values of the kept points to all points, with ``fill`` at the others."""
         out = np.full(self.size, fill)
         out[self.kept] = values

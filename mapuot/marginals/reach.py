@@ -154,6 +154,7 @@ def compare_masses(marginals: list[Any], labels: list[Any]) -> None:
         wrong = np.abs(mass - masses[0]) > MASS_TOLERANCE * np.maximum(mass, masses[0])
         if wrong.any():
             part = int(np.argmax(wrong))
-            one, two = (name_points(marginals[m].name, marginals[m].spread(labels[m] == part, 0.0) > 0) for m in (0, k))
+            inside = {m: marginals[m].to_all_points(labels[m] == part, 0.0) > 0 for m in (0, k)}
+            one, two = (name_points(marginals[m].name, inside[m]) for m in (0, k))
             amounts = f"{masses[0][part]:.6g} and {mass[part]:.6g} must be transported"
             raise InfeasibleError(f"costs connect {one} with {two} only, where {amounts}")

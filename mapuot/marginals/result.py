@@ -109,7 +109,7 @@ class MultiResult(CertifiedAnswer, AnswerHints):
         """Log scalings of each marginal."""
         out = []
         for k, x in enumerate(self.problem.marginals):
-            values = x.spread(self._found.log_u[k], -np.inf)
+            values = x.to_all_points(self._found.log_u[k], -np.inf)
             values[x.unreached] = np.inf
             out.append(values)
         return out
@@ -153,7 +153,7 @@ class MultiResult(CertifiedAnswer, AnswerHints):
     def marginal(self, k: int) -> F64:
         """Return the marginal k of the plan, (n_k,), in units of mass."""
         k = self._number(k, "k")
-        return self.problem.marginals[k].spread(self._found.marginal(self.problem, k), 0.0)
+        return self.problem.marginals[k].to_all_points(self._found.marginal(self.problem, k), 0.0)
 
     def pair(self, i: int, j: int) -> Any:
         """Return the coupling of two marginals, (n_i, n_j): the plan summed over all other marginals.

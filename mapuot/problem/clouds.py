@@ -458,9 +458,9 @@ class Clouds(Cost):
                 if masses.shape != inside.shape or any_of((masses != 0) & namespace(masses).asarray(~inside)):
                     raise ValueError(f"{name} must hold one mass for each point of each cloud")
             return masses
-        return self.spread(as_array(masses, name, read), axis)
+        return self.to_table(as_array(masses, name, read), axis)
 
-    def spread(self, flat: Any, axis: int) -> Any:
+    def to_table(self, flat: Any, axis: int) -> Any:
         """Turn concatenated per-point values into tables (p, m, ...), padded with zeros."""
         count = self.places[axis].count
         most = self.shape[axis]

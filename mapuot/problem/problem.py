@@ -118,7 +118,7 @@ class DerivedMembers:
 
     shape: tuple[int, int]
     size: int  # number of stored pairs
-    spread: float  # range(M) / reg
+    range_over_reg: float  # range(M) / reg
     sides: tuple[Side, Side]
     ranks: Ranks  # the processes that share M; all other members belong to this rank's block
     c: Cost | None  # the reference measure, if the user gave a matrix or a mask
@@ -133,7 +133,7 @@ class DerivedMembers:
         else:
             masked = None
         vars(self).update(
-            shape=self.cost.shape, size=self.cost.size, spread=(self.M_max - self.M_min) / self.reg,
+            shape=self.cost.shape, size=self.cost.size, range_over_reg=(self.M_max - self.M_min) / self.reg,
             sides=(self.rows, self.cols), ranks=self.rows.ranks, masked=masked,
             c=None if isinstance(reference, str) else reference,
             unmasked=masked.base if masked else reference,
@@ -405,7 +405,7 @@ class Problem(Common):
         if self.unmasked == "product":
             terms += self.rows.log_size + self.cols.log_size
         terms = self.ranks.max(terms)
-        paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
+        paid = min(self.range_over_reg, terms + abs(self.M_min) / self.reg + VANISHING)
         most = min(self.M_max, self.M_min + paid * self.reg)
         error = self.ranks.max(self.cost.error(most))  # with weights it differs between ranks
         return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg

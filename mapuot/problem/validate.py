@@ -657,12 +657,12 @@ def name_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     return f"{some} and {count - 5} others of {name}"
 
 
-def is_sentinel(low: float, high: float, spread: float) -> bool:
+def is_sentinel(low: float, high: float, range_over_reg: float) -> bool:
     """Tell whether some finite costs must stand for inf.
 
-    Then the range of M is very large, in units of reg (``spread``), or the least cost is in MISSING.
+    Then the range of M is very large, in units of reg (``range_over_reg``), or the least cost is in MISSING.
     """
-    return spread > SENTINEL or (low in MISSING and low < high)
+    return range_over_reg > SENTINEL or (low in MISSING and low < high)
 
 
 def moves_little(mass: Any, mass_a: Any, mass_b: Any, share: float = LITTLE_MASS) -> Any:
@@ -705,12 +705,12 @@ def odd_units(
     """
     low = problem.M_min
     high = problem.M_max
-    if is_sentinel(low, high, problem.spread):
+    if is_sentinel(low, high, problem.range_over_reg):
         if low in MISSING:
             cure = f"a negative cost attracts mass; inf forbids a pair: numpy.where(M == {low:g}, numpy.inf, M)"
             return f"M holds costs of {low:g}, by which files mark missing entries: {cure}"
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
-        return f"M reaches {high:.1e}, and its range is {problem.spread:.1e} times reg: {cure}"
+        return f"M reaches {high:.1e}, and its range is {problem.range_over_reg:.1e} times reg: {cure}"
     if np.any(moves_little(mass, mass_a, mass_b, LITTLE_SHARE)):
         told = odd_share(mass, mass_a, mass_b, scaling)
         if told is not None:

@@ -80,7 +80,8 @@ class BatchRun:
 
     def together(self, engine: BatchEngine, log_v: Any, bar: Any) -> None:
         task = self.task
-        far = task.spread > FAR_APART and EXPONENT_ROUNDING * task.spread > ROUNDING_PART * self.options.tol
+        rounding = EXPONENT_ROUNDING * task.range_over_reg
+        far = task.range_over_reg > FAR_APART and rounding > ROUNDING_PART * self.options.tol
         if far and task.rows.largest_soft_rho + task.cols.largest_soft_rho > 0:
             return  # distant points alone may keep the rounding above tol: each problem decides for itself
         if task.forbidden or task.c is not None or not (task.cost.operator == "tiles" or self.forms(engine)):

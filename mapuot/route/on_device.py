@@ -32,7 +32,7 @@ from ..problem.validate import moves_little, moves_much
 from .front import Call, PlainProblem, Start, read
 from .plain import LazyResult, stats_of_call
 
-MOST_SPREAD = 1e3  # largest range(M) / reg without larger regs: they cost 4 ms here, and save up to 10 passes of .03 ms
+MOST_RANGE = 1e3  # largest range(M) / reg without larger regs: they cost 4 ms here, and save up to 10 passes of .03 ms
 MET = 0.3  # of tol: how closely one potential meets hard columns before Newton's step, made only once
 MOST_BETWEEN = 1 << 22  # most pairs of points for an answer that keeps costs and K: 50 MB
 FEW_PRODUCTS = 30  # of Newton's step, .15 ms each; factorising 1000 points takes 4 ms (H200)
@@ -68,7 +68,7 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
     passes = dataclasses.replace(options, tol=met)
     if one:
         return (options, passes, min(most, STAGES.most_together), math.inf)
-    return (options, passes, most, MOST_SPREAD)
+    return (options, passes, most, MOST_RANGE)
 
 
 class PendingSolve:

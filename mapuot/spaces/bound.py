@@ -66,9 +66,9 @@ class GlobalBound:
         self.shape = len(moments[0]), len(moments[1])
         self.reach = np.outer(*moments).ravel()  # no plan has a larger G (Cauchy and Schwarz)
         squares = [(z**2).sum(1) for z in (self.x, self.y)]
-        spread = task.a @ task.X.square_means(task.a) + task.b @ task.Y.square_means(task.b)
+        variance = task.a @ task.X.square_means(task.a) + task.b @ task.Y.square_means(task.b)
         means = float(task.a @ squares[0]) * float(task.b @ squares[1])
-        self.constant = task.alpha * float(spread - 4 * means) + task.reg * (self.mass - self.mass**2) ** 2
+        self.constant = task.alpha * float(variance - 4 * means) + task.reg * (self.mass - self.mass**2) ** 2
         fixed = 4 * task.alpha * self.mass * squares[0][:, None], squares[1][:, None]
         share = 1 - task.alpha
         self.left = np.hstack([fixed[0], 2 * share * task.f])

@@ -192,7 +192,8 @@ class Task:
             features = self.f[i], self.g[j]
         else:
             features = None
-        X, Y = self.X.restrict(i), self.Y.restrict(j)
+        X = self.X.restrict(i)
+        Y = self.Y.restrict(j)
         return Task(X, Y, a, b, self.reg, self.rho, features, self.alpha, self.is_joint)
 
     def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:

@@ -66,7 +66,8 @@ def solve_small(problems: list[SmallProblem], options: dict[str, Any]) -> list[S
             M, A, B, reg=reg, reg_m=np.array([problem.reg_m for problem in problems]),
             tol=min(problem.tol for problem in problems), warm_start=logs, **options,
         )  # fmt: skip
-    f, g = host(found.f), host(found.g)
+    f = host(found.f)
+    g = host(found.g)
     exponents = (f[:, :, None] + g[:, None, :] - M) / reg[:, None, None]
     plans = A[:, :, None] * np.exp(exponents) * B[:, None, :]
     answers = []
@@ -106,7 +107,8 @@ def starts_by_rows(tasks: list[Task], rows: dict[int, F64], options: dict[str, A
     """Return the plans of `by_rows` for each problem; ``rows``: sorted rows of each space by its id."""
     problems = []
     for task in tasks:
-        x, y = rows[id(task.X)], rows[id(task.Y)]
+        x = rows[id(task.X)]
+        y = rows[id(task.Y)]
         M = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
         reg, reg_m = loose_penalties(task, scale_of_rows(task, x, y))
         problems.append(SmallProblem(task, M, reg, reg_m, LOOSE))

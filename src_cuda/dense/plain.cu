@@ -26,8 +26,8 @@ struct Plain {
     // from the entry across the diagonal
     int64_t *tops;               // n: the largest exponent of each column, by its rank
     const Progress *start;       // before a first pass
-    double safe_spread;          // largest range(M) / reg for a K that absorbs only the least cost
-    double most_spread;          // largest range(M) / reg without a larger reg first
+    double safe_range;           // largest range(M) / reg for a K that absorbs only the least cost
+    double most_range;           // largest range(M) / reg without a larger reg first
     double log_size;             // largest |log a| + largest |log b|
     double rounding, vanishing;  // EXPONENT_ROUNDING and VANISHING of mapuot/problem/problem.py
     double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest,
@@ -273,13 +273,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         M = {__ldcg(at), __ldcg(at + 1), __ldcg(at + 2), __ldcg(at + 3)};
     }
     M = seen_by_all(M, of_warps);
-    const double spread = (M.high - M.low) / reg, least = M.low / reg;
-    const bool finite = isfinite(spread) && isfinite(least) && isfinite(M.high / reg);
+    const double range_over_reg = (M.high - M.low) / reg, least = M.low / reg;
+    const bool finite = isfinite(range_over_reg) && isfinite(least) && isfinite(M.high / reg);
     const double shared = S.limits.symmetric ? 0.5 * least : 0;
-    const Safe safe = {spread <= T.safe_spread, least - shared, shared};
+    const Safe safe = {range_over_reg <= T.safe_range, least - shared, shared};
     const bool last = blockIdx.x == gridDim.x - 1;
     if (last && threadIdx.x == 0) ((Seen *)T.range)[BLOCKS] = M;
-    if (M.odd > 0 || !finite || !(spread <= T.most_spread) || (T.alike && !(M.unlike > 0))) {
+    if (M.odd > 0 || !finite || !(range_over_reg <= T.most_range) || (T.alike && !(M.unlike > 0))) {
         if (last && threadIdx.x == 0) S.progress->status = MAPUOT_BAD_ARGUMENT;
         return;
     }

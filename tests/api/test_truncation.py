@@ -138,7 +138,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
         *sides, arrays = found.tilt(state)
         _, row_mass, col_mass = found.sweep(arrays, kept)
         for half, side, bound, axis in ((found.rows, sides[0], row_mass, 1), (found.cols, sides[1], col_mass, 0)):
-            t = found.mass * half.spread(bound, side.shares)
+            t = found.mass * half.share_out(bound, side.shares)
             assert (t >= hidden.sum(axis) * (1 - 1e-12)).all()
         share = found.skipped(state, kept)
         assert hidden.sum() <= share.mass

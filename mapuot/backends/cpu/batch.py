@@ -25,7 +25,7 @@ from ..settings import CALLS
 from ..workspace import STORAGE, anderson_depth_of
 from . import native
 from .native import check, empty, matrix, padded, pointer, zeros
-from .workspace import SAFE_SPREAD, SCALES
+from .workspace import SAFE_RANGE, SCALES
 
 EXACT_TOL = 7.2e-7  # least error that a float32 K certifies without exact passes: 12 roundings
 SLOTS = 16  # problems that a thread works on in turn
@@ -67,7 +67,7 @@ class HostBatch:
         else:
             reach = float(np.abs(log_v).max())
         logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
-        rounding = EXPONENT_ROUNDING * (task.spread + logs) + task.cost.error(task.M_max) / task.reg
+        rounding = EXPONENT_ROUNDING * (task.range_over_reg + logs) + task.cost.error(task.M_max) / task.reg
         fill(state.limits, task, options, dtype, 0.0)
         put(state.limits, SCALES | {"exponent_error": rounding, "finer": 0})
         put(state.progress, START)
@@ -193,7 +193,8 @@ class HostBatches(BatchEngine):
         plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
         small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
         dtype = asked or ("float64" if small else "float32")
-        fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
+        fits = plain and task.range_over_reg + reach <= SAFE_RANGE[dtype]
+        fits = fits and not (dtype == "float32" and tol < EXACT_TOL)
         return dtype if fits else None
 
     def bytes_each(self, task: BatchProblem, depth: int, precision: str) -> int:

@@ -19,7 +19,7 @@ from ..records import STATS
 from ..settings import CALLS
 from ..workspace import FAR_LOG, STORAGE, anderson_depth_of
 from .native import CODES, DTYPES, SERIAL, check, empty, pool_for
-from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
+from .workspace import NARROW_NOISE, SAFE_RANGE, SCALES
 
 CALL_ENTRIES = 1 << 28  # entries of K that one call reads at most, some .2 s: Ctrl-C waits for the call
 USUAL_PASSES = 16  # passes that each of many problems makes at least: decides how many threads are worth waking
@@ -106,7 +106,7 @@ def fill_task(
     task.stages, task.count, task.max_passes = stages, len(rows), max_passes
     task.m, task.n = shape
     task.M.row_stride, task.M.col_stride, task.M.dtype = *strides, CODES[dtype]
-    task.safe_spread = SAFE_SPREAD[options.precision]
+    task.safe_range = SAFE_RANGE[options.precision]
     task.far = FAR_LOG
     task.mass_tolerance, task.exponent_rounding, task.vanishing = MASS_TOLERANCE, EXPONENT_ROUNDING, VANISHING
     task.scale_limit = SCALES["scale_limit"]

@@ -32,7 +32,7 @@ NARROW_NOISE = 2e-6  # marginals err by 3e-8; near the floor set by a noise of 1
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 REACH = 3.0  # nats that a rough Newton's step moves a column at most: farther away its direction means nothing
 ROUGH = 0.1  # largest relative residual of the equations of a rough Newton's step
-SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
+SAFE_RANGE = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
 
 
 class HostWorkspace(Workspace):
@@ -49,7 +49,7 @@ class HostWorkspace(Workspace):
         pairs = problem.cost.operator == "pairs"
         self.dtype = self.storage()
         depth = anderson_depth_of(options.anderson_depth, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
-        self.safe_spread = SAFE_SPREAD[self.dtype]
+        self.safe_range = SAFE_RANGE[self.dtype]
         self.operator = operator or HostOperator(problem.cost, problem.reg, problem.c, problem.ranks, options.threads)
         self.pool = self.operator.pool
         threads = lib.mapuot_pool_threads(self.pool)

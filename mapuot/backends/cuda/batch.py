@@ -28,8 +28,8 @@ from .kernels import BATCH_DEPTH, BATCH_KINDS, RECORDS, Job, by_value, kernel, s
 from .settings import DEVICE_BATCHES
 
 MOST = 128  # rows and columns of a small problem
-SAFE_SPREAD = 40.0  # most range(M) / reg for a float32 K without absorbed potentials at the start
-PRODUCT_SPREAD = 500.0  # most range(M) / reg for a float64 K that never absorbs potentials
+SAFE_RANGE = 40.0  # most range(M) / reg for a float32 K without absorbed potentials at the start
+PRODUCT_RANGE = 500.0  # most range(M) / reg for a float64 K that never absorbs potentials
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 LEAST_PART = 1024  # of batch_made.cu: sums that parts of the rows have
 LONE = 1 << 19  # pairs of a problem: fewer than LONE_PROBLEMS of this size are quicker one by one
@@ -82,7 +82,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     record["fi2"] = 1 / (1 + limits["rate_cols"])
     record["product"] = task.reference == "product"
     record["low"] = task.M_min / reg
-    record["safe"] = (task.M_max - task.M_min) / reg <= SAFE_SPREAD
+    record["safe"] = (task.M_max - task.M_min) / reg <= SAFE_RANGE
     return record
 
 
@@ -317,7 +317,7 @@ class DeviceBatch:
             run((self.p,), (16 * options["GROUPS"],), (by_value(record),), shared_mem=shared)
 
     def make(self, record: Any) -> None:
-        """Make at most so many passes more of each problem; those of a larger reg move the start on."""
+        """Make at most so many further passes of each problem; passes at a larger reg only improve the start."""
         macros = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
         if self.dim:
             metric = self.task.several.whole.core[0]
@@ -389,7 +389,7 @@ class DeviceBatches(BatchEngine):
             if lone or made_of(task) is None:
                 return None
         elif not is_small(task):
-            if task.spread + reach <= PRODUCT_SPREAD:
+            if task.range_over_reg + reach <= PRODUCT_RANGE:
                 return "float64"
             return None
         if asked == "float64":

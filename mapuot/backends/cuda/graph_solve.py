@@ -29,7 +29,7 @@ from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kerne
 from .launch import BOTH, TRACE_PASSES, Chain, Launch, device_limits, switches
 from .settings import DEVICE_CALLS
 from .stream import stream, view_of
-from .workspace import IDLE_WORDS, MOST_IDLE, SAFE_SPREAD, DeviceWorkspace
+from .workspace import IDLE_WORDS, MOST_IDLE, SAFE_RANGE, DeviceWorkspace
 
 TOGETHER_AT_ONCE = 8  # passes of one potential between two status checks: most solves take 5 to 10
 BLOCK_ENTRIES = 1 << 11  # least entries of M for a block of ``begin``: a smaller grid synchronises faster
@@ -138,9 +138,10 @@ class SolveLaunches:
     ended: Any = None  # an event behind the last launch
 
     def __init__(
-        self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float, kind: Any = None
+        self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, most_range: float,
+        kind: Any = None,
     ) -> None:  # fmt: skip
-        """``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs.
+        """``most``: most passes; ``most_range``: largest range(M) / reg without stages at larger regs.
 
         ``kind``: for an M of squared distances: (dimensions of the points, their dtype, number of pairs to draw).
         """
@@ -158,7 +159,7 @@ class SolveLaunches:
         if coarse.wanted:
             most = min(most, LEFT_AFTER * coarse.due)
         self.most = np.int32(min(most, backend.quick_passes))
-        self.fill(workspace, problem, spread)
+        self.fill(workspace, problem, most_range)
         self.K = (M.shape[0], workspace.ld), workspace.operator.K.dtype
         workspace.close()
         workspace.operator = workspace.problem = workspace.coarse = None  # type: ignore[assignment]  # they hold M
@@ -168,7 +169,7 @@ class SolveLaunches:
         words = -(-math.prod(self.K[0]) * self.K[1].itemsize // 16) * 2
         self.room = words, words + at, words + at + 2 * len(M) + M.shape[1]  # ends of K, of M and of the exponents
 
-    def fill(self, workspace: DeviceWorkspace, problem: Problem, spread: float) -> None:
+    def fill(self, workspace: DeviceWorkspace, problem: Problem, most_range: float) -> None:
         """Fill the record of ``begin``."""
         (m, n), rows, cols, launch = problem.shape, problem.rows, problem.cols, workspace.launch
         self.shape = m, n
@@ -185,7 +186,7 @@ class SolveLaunches:
             soft = float((rows.soft_rho * rows.weight).sum())
         addresses = {"alpha": arrays["alpha"], "beta": arrays["beta"], "log_a": self.logs[0], "log_b": self.logs[1]}
         addresses |= {"range": self.beside, "tops": self.beside[4 * (BLOCKS + 1) :], "start": self.start}
-        numbers = {"safe_spread": SAFE_SPREAD, "most_spread": spread, "log_size": rows.log_size + cols.log_size}
+        numbers = {"safe_range": SAFE_RANGE, "most_range": most_range, "log_size": rows.log_size + cols.log_size}
         numbers |= {"rounding": EXPONENT_ROUNDING, "vanishing": VANISHING, "mass": cols.mass}
         numbers |= {"dual_constant": workspace.dual_constants()[0] + soft}
         numbers |= {"alike": problem.alike and m == n and not symmetric}
@@ -332,12 +333,12 @@ def is_even(side: Side) -> bool:
 
 
 def begin(
-    M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float,
+    M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, most_range: float,
     rounding: tuple[float, float, Any],
 ) -> LaunchedSolve | None:  # fmt: skip
     """Launch a solve of a C-contiguous array on the device; None: it does not fit, or its masses are new.
 
-    ``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q, r)
+    ``most``: most passes; ``most_range``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q, r)
     such that costs round by at most p x + q + r, x the largest cost; r may be on the device (`SquareRounding`).
     """
     if M.size > DEVICE_CALLS.most_entries or M.data.ptr % ALIGNED:
@@ -351,7 +352,7 @@ def begin(
             if len(SEEN) > MOST_SEEN:
                 SEEN.popitem(last=False)
             return None
-        prepared = SolveLaunches(M, rows, cols, reg, options, most, spread)
+        prepared = SolveLaunches(M, rows, cols, reg, options, most, most_range)
     if prepared.fits:
         sent = prepared(M, here[1], rounding)
     else:

@@ -54,7 +54,7 @@ from .stream import stream_job
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # finite in float32 even times WIDEN; e^BOUND of common.cuh
 WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # for a float64 K
-SAFE_SPREAD = 40.0  # largest range(M) / reg of an unbalanced K: the scalings stay below e^85
+SAFE_RANGE = 40.0  # largest range(M) / reg of an unbalanced K: the scalings stay below e^85
 NARROW_NOISE = 2e-6  # as on a CPU; at 3e-7, float32's rounding, a tenth of the passes gained little near that floor
 NARROW_LIMIT = 1e20  # float32 passes start only if the largest v is smaller
 ANY_PASS = 1 << 30  # pass number for launches of one half of a pass, which stop at no number
@@ -182,7 +182,7 @@ class DeviceWorkspace(Workspace):
         self.problem, self.options, self.truncation = problem, options, skip
         self.dtype = options.precision
         begin(beside)
-        self.safe_spread = SAFE_SPREAD
+        self.safe_range = SAFE_RANGE
         # reading K is faster than making it
         if self.dtype == "made":
             self.dtype = "float64"
