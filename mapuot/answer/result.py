@@ -359,6 +359,8 @@ class Result(CertifiedAnswer, Answer):
         total = p.reg * (p.c_mass - mass)
         size = p.reg * (p.c_mass + mass)
         size += self._sums[0] - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>: exponents round in proportion
+        if p.unmasked == "product":  # log a and log b are parts of the exponents
+            size += p.reg * mass * sum(side.log_size for side in p.sides)
         with np.errstate(over="ignore", invalid="ignore"):
             for (side, t, own, r), moved in zip(sides, p.translations, strict=True):
                 f = own + p.reg * moved

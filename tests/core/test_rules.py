@@ -69,6 +69,10 @@ def test_size_of_a_logarithm():
         assert abs(math.log(x)) <= rule("size_of_log", x) <= 1.02 * abs(math.log(x)) + 1.4
 
 
+def test_a_plan_of_infinite_mass_has_no_bound():
+    assert certified(gap=1e-9, stats={"mass": math.inf})[:2] == (math.inf, math.inf)
+
+
 def test_a_sum_beyond_float64_moves_no_translation():
     for log_ratio in (math.inf, -math.inf, math.nan):
         assert rule("translation", limits(lam_rate=1.0), log_ratio, 0.0) == 0

@@ -107,3 +107,15 @@ def test_columns_at_a_kink_do_not_stall_at_the_root_of_their_rounding():
     assert result.converged
     finer = mapuot.solve(M, a, b, reg=0.02, reg_m=np.inf, penalty="balanced", tol=1e-13, precision="float64")
     assert np.abs(result.plan - finer.plan).sum() / finer.mass <= result.error_bound + 1e-12
+
+
+def test_logarithms_of_the_masses_count_in_the_dual_value():
+    """Masses of 1e98 have exponents of 450, and the value is a difference of reg |a| |b| and reg times the mass."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        a, rho, M = 10.0 ** rng.uniform(90, 100), 10.0 ** rng.uniform(-1, 1), 10.0 ** rng.uniform(-5, 0)
+        reg = rho * 10.0 ** rng.uniform(2, 4)
+        found = mapuot.solve([[M]], [a], [a], reg=reg, reg_m=rho, penalty="tv")
+        a, rho, M, reg = (np.longdouble(x) for x in (a, rho, M, reg))
+        best = -2 * rho * a - reg * a * a * np.expm1((-2 * rho - M) / reg)  # at f = g = -rho: the plan exceeds a
+        assert found.dual <= best
