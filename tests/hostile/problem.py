@@ -81,6 +81,7 @@ class Problem(Case):
         """
         sides = zip(self.penalty, self.reg_m, masses, strict=True)
         reg_m = tuple(r if kind == "range" else r * (rise / (t if kind == "l2" else 1.0)) for kind, r, t in sides)
+        reg_m = tuple(np.minimum(r, 1e300) if k == "l2" else r for k, r in zip(self.penalty, reg_m, strict=True))
         return self.replace(reg=reg, reg_m=reg_m).feasible()
 
     @property
