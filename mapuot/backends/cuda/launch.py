@@ -98,7 +98,7 @@ class Launch:
     """A kernel with its arguments laid out in advance, but for the words of a call: CuPy takes 10 us for the layout."""
 
     def __init__(self, run: Any, shared: int, arguments: tuple[Any, ...], together: bool = False) -> None:
-        """``arguments``: records and numbers, None where the call gives a number; ``together``: a cooperative launch."""
+        """``arguments``: records and numbers, None where the call gives a number; ``together``: cooperative."""
         driver = cp.cuda.driver
         if together:
             self.run = driver.launchCooperativeKernel
