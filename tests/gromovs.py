@@ -3,8 +3,7 @@
     python -m gromovs --count 1000 --seed 0       in tests/
 
 The value is the objective by its definition, in long double. The last step's certificate is judged by the oracle. From
-the same start and with the same limits the value is compared with POT's, and a global bound with the values that 200
-random starts reach.
+the same start the value is compared with POT's, and a global bound with the values that 200 random starts reach.
 """
 
 import argparse
