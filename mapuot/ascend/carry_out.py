@@ -100,7 +100,7 @@ def carry_out_stages(
         start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed: SortedPoints | None = None
-    factors_follow = way.nats is None and way.stages[-1].factored
+    factors_follow = way.nats is None and way.stages[-1].with_factors
     run.outcome = outcomes.at_start(run.outcome, factors_follow)
     run.potentials = start
     with run.shown():
@@ -154,7 +154,7 @@ def all_stages(
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
     done = list[StageRecord]()
     starts: dict[float, Reached] = {}  # for steps with a factor, by reg over the reg asked for
-    if way.stages[-1].factored:
+    if way.stages[-1].with_factors:
         starts[1.0] = Reached(1.0, *run.potentials)
     kept: KeptPairs | None = None
     for stage in way.stages:
@@ -171,7 +171,7 @@ def all_stages(
         now = stage
         if was_cancelled:  # one pass at the requested reg, which makes its potentials
             now = stage._replace(certifies=True, most=run.n_passes + 1)
-        if stage.factored:
+        if stage.with_factors:
             skip = None
             now, log_v = after_steps(run, task, now, way.options, log_v, starts)
         if stage.on_kept_pairs:
@@ -190,7 +190,7 @@ def after_steps(
 ) -> tuple[Stage, F64]:  # fmt: skip
     """Make Newton's steps with a factor; return the stage of the passes that follow, and the log v for them."""
     if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
-        return stage._replace(factored=False, patience=1), log_v
+        return stage._replace(with_factors=False, patience=1), log_v
     found, factors = factored_start(run.backend, task, options, [starts[level] for level in sorted(starts)])
     run.factors += factors
     return stage, namespace(task.rows.weight).asarray(found)
@@ -238,13 +238,13 @@ def one_stage(
     if ratio == 1.0:
         if kept and stage.on_kept_pairs:
             return kept.solve(task, options, log_v)
-        return run.run(task, options, log_v, stage.leave, skip)
+        return run.run(task, options, log_v, stage.leave_above, skip)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
     options = dataclasses.replace(options, last=stage.certifies and task.balanced)
     found = None
     if kept and stage.on_kept_pairs:
         found = kept.passes(task, dataclasses.replace(options, tol=PAIRS.rung_tol), log_v)
-    return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
+    return (run.run(task, options, log_v, stage.leave_above, skip) if found is None else found) * ratio
 
 
 def between_all(

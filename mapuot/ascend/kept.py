@@ -73,7 +73,7 @@ class KeptPairs:
             answer = answer if found is None else found
             if found is None or run.outcome.status == "cancelled":
                 break
-            answer = run.run(task, exact, found, leave=options.tol, skip=self.skip)
+            answer = run.run(task, exact, found, leave_above=options.tol, skip=self.skip)
             if run.outcome.status != "running":
                 break
         if answer is None:

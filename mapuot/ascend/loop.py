@@ -81,17 +81,17 @@ class Run:
         return self.n_passes >= self.limit
 
     def run(
-        self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
+        self, problem: Any, options: Options, log_v: F64, leave_above: float = math.inf, skip: Truncation | None = None
     ) -> F64:
         """Make passes until one is certified, the solve is cancelled, or the limit is reached; return the next log v.
 
-        If the certified error of the first pass is above ``leave``, stop after this pass with the status "running".
+        Stop after the first pass, with the status "running", if its certified error is above ``leave_above``.
         ``skip``: the pairs of points to skip. Numbers in brackets name the formulas of docs/mathematics.md.
         """
         self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         with closing(self.backend.workspace(problem, options, skip)) as workspace:
             # K_ij = exp(alpha_i + beta_j - M_ij / reg) <= 1, (11), times c_ij unless c = a b^T (see `absorb`)
-            passes = StagePasses(self, workspace, problem, options, log_v, leave, skip)
+            passes = StagePasses(self, workspace, problem, options, log_v, leave_above, skip)
             while True:
                 # u = (a / K v)^fi1, v = (b / K^T u)^fi2, (3), translated by (5) and (6), extrapolated by Anderson
                 stats = passes.step()
@@ -143,12 +143,12 @@ class StagePasses:
     """The passes of one stage: turns of `step`, `judge` and `act`, then `conclude`."""
 
     def __init__(
-        self, run: Run, workspace: Workspace, problem: Any, options: Options, log_v: F64, leave: float,
+        self, run: Run, workspace: Workspace, problem: Any, options: Options, log_v: F64, leave_above: float,
         skip: Truncation | None,
     ) -> None:  # fmt: skip
         """Build K around log v, and choose how many passes the first call makes."""
         self.run, self.workspace, self.problem, self.options = run, workspace, problem, options
-        self.leave, self.skip = leave, skip
+        self.leave_above, self.skip = leave_above, skip
         self.tol = skip.tol if skip else options.tol
         if options.last:
             self.newton = workspace.newton()
@@ -157,14 +157,14 @@ class StagePasses:
         if self.newton:
             self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
         self.is_fresh = True  # K was built just before the passes
-        self.is_left = False  # the first pass has an error above ``leave``
+        self.is_left = False  # the first pass has an error above ``leave_above``
         self.n_made = 0  # passes of the last call
         self.begun = 0.0  # when the last call began
         workspace.absorb(log_v)
         self.reads = workspace.reads  # the matrix that the first passes read, in words
         self.single = run.heard or (options.leaps and not workspace.leaps_within)  # one pass a call
         is_quick = not self.single and run.ranks.max(problem.size) <= run.backend.quick_entries
-        if is_quick and leave == math.inf:
+        if is_quick and leave_above == math.inf:
             self.count = run.backend.quick_passes  # passes of the next call
         else:
             self.count = 1
@@ -185,10 +185,10 @@ class StagePasses:
     def judge(self, stats: list[Stats]) -> Outcome:
         """Record the passes, and return what follows from them: by their certificate, or by Newton's step."""
         outcome = self.run.record(stats)
-        if stats[0].error > self.leave and outcome.status in GOES_ON:
+        if stats[0].error > self.leave_above and outcome.status in GOES_ON:
             self.is_left = True
             return outcomes.after_far_start()
-        self.leave = math.inf
+        self.leave_above = math.inf
         has_ended = outcome.status not in (*GOES_ON, *FAILED)
         if has_ended and self.options.in_place and not (self.is_fresh and len(stats) == 1):
             outcome = self.check_in_place(outcome)

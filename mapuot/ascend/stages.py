@@ -40,12 +40,12 @@ class Stage(NamedTuple):
     most: int  # limit on the passes of the whole solve at the end of this stage
     after: tuple[str, ...]  # statuses that start this stage
     from_zeros: bool = False  # start cold, over all pairs; False: from given potentials, or those of the last stage
-    leave: float = math.inf  # the stage ends if its first pass has a larger certified error
+    leave_above: float = math.inf  # the stage ends if its first pass has a larger certified error
     symmetric: bool = False  # whether log u = log v (one potential)
     on_kept_pairs: bool = False  # whether passes read only pairs that may carry mass, if few
     patience: int = sys.maxsize  # most passes of this stage; after them the solve counts as stalled
     products: int = 0  # most products of Newton's step in the solve so far; 0: as many as `patience`
-    factored: bool = False  # whether Newton's steps with a factor come first
+    with_factors: bool = False  # whether Newton's steps with a factor come first
     certifies: bool = True  # whether Newton's step certifies hard columns; False: steps with a factor follow
 
     def options(self, asked: Options) -> Options:
@@ -151,10 +151,10 @@ def stages(
     reg, tol, storage, depth = problem.reg, options.tol, options.precision, options.anderson_depth
     found = climb(problem, options, most // 2)
     is_first = not found
-    leave = math.inf
+    leave_above = math.inf
     if found:
         found[0] = found[0]._replace(from_zeros=True)
-        leave = math.inf if skips else STAGES.warm_error
+        leave_above = math.inf if skips else STAGES.warm_error
     factors = factors_serve(problem, options, backend)
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
     own = []
@@ -163,11 +163,11 @@ def stages(
         own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, on_kept_pairs=True)]
     found += [*own, Stage(reg, tol, storage, depth, most, UNDONE, from_zeros=is_first)]
     if options.symmetric:
-        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave=leave))
+        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave_above=leave_above))
         together = min(most, STAGES.most_together)
         found.insert(0, Stage(reg, tol, storage, depth, together, UNDONE, symmetric=True))
     elif warm or skips:
-        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave=leave))
+        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave_above=leave_above))
         found[:0] = own * (skips and not warm)
     kinks = depth > 0 and not factors and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
@@ -183,7 +183,7 @@ def stages(
         finest = "float64" if wider else storage
         demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
         vanished: tuple[str, ...] = FAILED if demands else ()  # else a plan may have less mass than float64 holds
-        steps = Stage(reg, tol, finest, depth, most, (*STALLED, *vanished), factored=True)
+        steps = Stage(reg, tol, finest, depth, most, (*STALLED, *vanished), with_factors=True)
         found.append(steps._replace(patience=found[-1].patience))
     return tuple(found)
 

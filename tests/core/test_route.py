@@ -56,8 +56,8 @@ def test_a_cold_start():
 
 def test_a_warm_start_is_left_where_it_is_of_no_use():
     found = way(clouds(9, 8, reg=1e-3), given=(True, True)).stages
-    assert (found[0].from_zeros, found[0].leave, found[1].from_zeros) == (False, 1.0, True)
-    assert way(clouds(9, 8, reg=0.1), given=(True, True)).stages[0].leave == math.inf
+    assert (found[0].from_zeros, found[0].leave_above, found[1].from_zeros) == (False, 1.0, True)
+    assert way(clouds(9, 8, reg=0.1), given=(True, True)).stages[0].leave_above == math.inf
 
 
 def test_kinks_are_solved_again_without_extrapolation():
@@ -68,7 +68,7 @@ def test_kinks_are_solved_again_without_extrapolation():
 def test_kinks_are_left_to_factored_steps():
     found = way(clouds(9, 8, reg=0.1, penalty="tv"), backend=Factoring())
     assert [stage.anderson_depth > 0 for stage in found.stages] == [True] * 3
-    assert [stage.factored for stage in found.stages] == [False, False, True]
+    assert [stage.with_factors for stage in found.stages] == [False, False, True]
 
 
 def test_balanced_columns_are_turned():
