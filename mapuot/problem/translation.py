@@ -57,6 +57,11 @@ def rates(side: Side, reg: float, is_product: bool) -> Any:
     rho: Any = side.scalar_rho
     if rho is None:
         rho = side.rho
+    return rate_of(rho, reg, is_product)
+
+
+def rate_of(rho: Any, reg: float, is_product: bool) -> Any:
+    """Return `rates` of points with these rho."""
     if is_product:
         return reg / (rho + reg)
     return reg / rho
@@ -67,10 +72,10 @@ def translation_of(rows: Side, cols: Side, reg: float, is_product: bool) -> floa
     if not (rows.logarithmic and cols.logarithmic) or not (0 < rows.mass < math.inf and 0 < cols.mass < math.inf):
         return 0.0
     ratio = math.log(cols.mass) - math.log(rows.mass)
-    of_sides = [rates(side, reg, is_product) for side in (rows, cols)]
-    least = sum(float(np.min(rate)) for rate in of_sides)
-    if abs(ratio) <= LEAST_TRANSLATION * least:
+    least = sum(rate_of(side.rho_range[1], reg, is_product) for side in (rows, cols))
+    if abs(ratio) <= LEAST_TRANSLATION * least:  # seldom more: then vectors of a device come to the host
         return 0.0
+    of_sides = [rates(side, reg, is_product) for side in (rows, cols)]
     t = 0.0
     if any(map(np.ndim, of_sides)):
         if rows.ranks.size == 1:
