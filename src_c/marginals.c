@@ -13,7 +13,7 @@ static const marginal_kernels *kernels(void) { return mapuot_active_kernels()->m
 
 static double rate_of(const mapuot_marginals *x, int64_t k) { return x->rho[k] > 0 ? x->reg / x->rho[k] : 0; }
 
-/* log amounts of a problem with several parts */
+/* for each part: log of the sum of a e^(-reg / rho log u) over its points */
 static void log_amounts_of_parts(const mapuot_marginals *x, const double *log_u, double *top, double *out) {
     const int64_t cells = x->count * x->parts;
     for (int64_t c = 0; c < cells; c++) {

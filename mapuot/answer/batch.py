@@ -32,7 +32,7 @@ PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
 
 
 def column(x: Any, xp: Any) -> Any:
-    """Return one number, or (p, 1) of one for each problem, to multiply tables by."""
+    """Return a factor for tables of p rows: one number, or (p, 1) with a number for each problem."""
     if np.ndim(x):
         return xp.asarray(x)[:, None]
     return x

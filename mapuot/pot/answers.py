@@ -55,7 +55,7 @@ class Answers:
 
 
 def total(result: Result, growth: float) -> float:
-    """Return the objective for the reference a b^T; the result's own reference is e^growth times that."""
+    """Return the objective for the reference a b^T; the result was solved for the reference e^growth a b^T."""
     if growth:
         more = growth * result.mass + np.expm1(-growth) * result.problem.c_mass
     else:

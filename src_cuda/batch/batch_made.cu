@@ -260,7 +260,7 @@ template <typename T> FN void build_kernel(Shared &all, const Room &at, double *
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; ONE_POTENTIAL && i < m; i += THREADS) { // one potential: the mean of both
+    for (int i = threadIdx.x; ONE_POTENTIAL && i < m; i += THREADS) { // one potential: absorb the mean of both
         const double mean = 0.5 * (nats_of(rows[FIELDS * i + DIM], all.top) + nats_of(columns[DIM * n + i], 0));
         S.row_absorbed[i] = S.A[i] > 0 ? nats_of(bits_of<T>(mean, 0), 0) - log_weight(S, S.A[i]) : 0;
         col[ABSORBED * ld + i] = S.row_absorbed[i];

@@ -524,7 +524,7 @@ def test_a_pass_that_fails_certifies_nothing(monkeypatch):
 
 
 def test_costs_below_zero_hide_no_mass():
-    """Kernel entries above 1, up to e^238 here, would magnify entries flushed from factors that span 1e-150."""
+    """Entries of K up to e^238 would magnify the mass that was flushed from factors of 1e-150."""
     assert one_random(1689)[0]
 
 

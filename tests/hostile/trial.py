@@ -277,7 +277,7 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any], la
 def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
     M = problem.M
     if problem.points is not None:
-        form = "auto" if len(problem.a) % 2 else None  # half of them by the matrix
+        form = "auto" if len(problem.a) % 2 else None  # half of the trials form the matrix
         x, y, *how = problem.points
         there = backend == "cuda" and len(problem.b) % 2 > 0  # half of them from where they are solved
         if there:

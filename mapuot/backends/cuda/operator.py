@@ -405,7 +405,7 @@ class DeviceOperator(Operator):
             put(record, {"m": m, "ld": self.ld, "kernel": self.K, "v": self.v, "s": self.ends[m:]})
             put(record, {"part": part[back], "old_part": part[1 - back]})
             put(record, {"scale": scale[back], "old_scale": scale[1 - back]})
-        self.own = self.records  # the records for vectors by factors of these sizes
+        self.own = self.records  # records for products with vectors of factors; sizes: lengths of the factors
         self.sizes = [0]
 
     def make_room(self, sizes: list[int], flush: float) -> None:
