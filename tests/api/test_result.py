@@ -50,7 +50,7 @@ def test_plan_in_the_callers_memory(n, backend):
     result = case.solve(out=out, backend=backend, schedule="static")
     assert result.plan is out
     again = case.solve(backend=backend, schedule="static").plan
-    np.testing.assert_allclose(out, again, rtol=1e-5 if backend == "cuda" else 0)  # sums on a GPU are added in any order
+    np.testing.assert_allclose(out, again, rtol=1e-5 if backend == "cuda" else 0)  # a GPU adds in any order
     single = np.empty(case.M.shape, np.float32)
     assert case.replace(M=case.M.astype("f4")).solve(out=single, backend=backend).plan is single
     np.testing.assert_allclose(single, out, rtol=1e-4, atol=1e-12)
