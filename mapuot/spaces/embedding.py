@@ -59,7 +59,7 @@ class PointDistances:
 
     def blocks(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (i0, i1, the rows i0 to i1 of the distances), on the GPU for backend "cuda"."""
-        xp = arithmetic(pick(self.backend).asarray(np.empty(0)))
+        xp = arithmetic(pick(self.backend).to_memory(np.empty(0)))
         ones = np.ones(self.count)
         left = xp.asarray(np.column_stack([self.squares, ones, -2 * self.x]))
         right = xp.asarray(np.ascontiguousarray(np.column_stack([ones, self.squares, self.x]).T))

@@ -11,7 +11,7 @@ class SpaceSettings(Settings):
 
     start_points: int = 500  # of each space, in the problem of a coarse start (starts.py)
     formed_points: int = 2000  # up to so many, "euclidean" and "geodesic" form their matrix (distances.py)
-    device_entries: int = 1 << 27  # distances of a block on a GPU: 1 GiB (embedding.py)
+    device_entries: int = 1 << 25  # distances of a block on a GPU: 256 MiB (embedding.py)
     corner_entries: int = 1 << 21  # of the costs up to which they are formed; of more, each solve makes them (bound.py)
     plan_entries: int = 1 << 20  # of the plans of pairs that are solved together: 8 MiB (api/gromov_pairs.py)
 

@@ -30,6 +30,7 @@ from mapuot.problem.problem import Problem
 from mapuot.problem.settings import BLOCKS, EXTENT, POINTS
 from mapuot.route import on_device
 from mapuot.route.options import make_options
+from mapuot.spaces.embedding import PointDistances
 from mapuot.spaces.settings import SPACES
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
@@ -671,3 +672,13 @@ def test_points_on_the_device_are_solved_in_one_call(monkeypatch, using, dim, to
     for count in (2, 9):  # the second look is after fewer passes than the first
         few = mapuot.solve(mapuot.PointCloud(cp.asarray(x)), a, a, **given | {"max_passes": count, "tol": 1e-17})
         assert (few.n_passes, few.status) == (count, "max_passes")
+
+
+@pytest.mark.parametrize("power", [1.0, 1.7])
+def test_blocks_of_true_distances_lie_on_the_device(power):
+    rng = np.random.default_rng(0)
+    x, Z, w = rng.normal(size=(70, 3)), rng.normal(size=(70, 5)), rng.random(70)
+    here, there = (PointDistances(x, "X", power, backend) for backend in ("cpu", "cuda"))
+    assert all(isinstance(block, cp.ndarray) for _, _, block in there.blocks())
+    np.testing.assert_allclose(there.times(Z), here.times(Z), atol=1e-11)
+    np.testing.assert_allclose(there.square_means(w), here.square_means(w), atol=1e-11)
