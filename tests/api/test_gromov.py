@@ -718,6 +718,6 @@ def test_random_problems_have_true_values_certificates_and_bounds(seed, count):
     totals, failures = gromovs.run(seed=seed, count=count, starts=20)
     assert not failures
     assert totals["certificates judged"] >= 0.9 * count
-    assert totals["compared with POT"] == count
+    assert totals["compared with POT"] + totals["POT ended in NaN"] == count
     assert not totals["above POT"]
     assert totals["bounds"] >= 0.1 * count
