@@ -13,6 +13,7 @@ ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd
     const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->progress.shift);
     vd fi = v_load_part(rows->fi + i, count, zero), a = v_load_part(rows->weight + i, count, zero);
     vd d = v_load_part(rows->absorbed + i, count, v_set(INFINITY)), base = v_load_part(rows->base + i, count, zero);
+    sum = v_if_less(sum, v_set(DBL_MAX), sum, zero); /* a sum that overflowed is as unusable as one that vanished */
     vd x = v_fnma(v_sub(one, fi), shift, v_fnma(fi, v_log(v_max(sum, tiny)), base));
     vd in = v_if_less(d, v_set(DBL_MAX), one, zero), live = v_if_less(sum, tiny, zero, in);
     vd u = v_mul(v_exp(x), live), r = v_mul(u, sum), dual;
@@ -34,12 +35,13 @@ static void prox_scalar(const mapuot_state *state, int64_t i, int count, const d
     for (int k = 0; k < count; k++, i++) {
         const double d = rows->absorbed[i], t = rows->weight[i], rho = rows->rho[i],
                      upper = rows->upper ? rows->upper[i] : 0.0;
-        const int out = d == INFINITY, dead = !out && !(s[k] >= TINY);
-        const double log_u = out || dead ? 0.0 : prox_log(penalty, log(s[k]) - d - shift, t, log(t), rho, upper, reg);
+        const double sum = s[k] <= DBL_MAX ? s[k] : 0.0; /* as in prox_part */
+        const int out = d == INFINITY, dead = !out && !(sum >= TINY);
+        const double log_u = out || dead ? 0.0 : prox_log(penalty, log(sum) - d - shift, t, log(t), rho, upper, reg);
         const double log_scale = log_u - d - shift, u = out || dead ? 0.0 : exp(log_scale);
         rows->scale[i] = u;
         rows->log_scale[i] = out ? 0.0 : log_scale;
-        rows->marginal[i] = u * s[k];
+        rows->marginal[i] = u * sum;
         scalars[ROW_SCALE] += u;
         scalars[ROW_DEAD] += dead;
         scalars[ROW_DUAL] += out || dead ? 0.0 : dual_term(penalty, reg * log_u, t, rho, upper);

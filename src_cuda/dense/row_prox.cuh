@@ -49,6 +49,7 @@ FN Row row_of(Point p, double) { return p; }
 // u of row i, from s = (K v)_i: 0 if it is dead, left out or beyond m. If `mine`, the row is stored and
 // counted.  log u is relative to K.
 FN num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row) {
+    if (isinf(s)) s = 0; // a sum that overflowed is as unusable as one that vanished
     const bool live = s >= (num)(NARROW ? 1.2e-38 : TINY), there = i < (int)S.m;
 #if NARROW && KL_ROWS
     float high, low;
