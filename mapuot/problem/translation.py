@@ -71,20 +71,28 @@ def translation_of(rows: Side, cols: Side, reg: float, is_product: bool) -> floa
     """Return the translation at which both sides have equal masses, 0 where it is small or the sides have none."""
     if not (rows.logarithmic and cols.logarithmic) or not (0 < rows.mass < math.inf and 0 < cols.mass < math.inf):
         return 0.0
-    ratio = math.log(cols.mass) - math.log(rows.mass)
     least = sum(rate_of(side.rho_range[1], reg, is_product) for side in (rows, cols))
-    if abs(ratio) <= LEAST_TRANSLATION * least:  # seldom more: then vectors of a device come to the host
+    t = common_translation(rows.mass, cols.mass, least)
+    if t == 0.0:  # mostly: vectors of a device stay there
         return 0.0
     of_sides = [rates(side, reg, is_product) for side in (rows, cols)]
-    t = 0.0
     if any(map(np.ndim, of_sides)):
-        if rows.ranks.size == 1:
-            t = balancing(rows, cols, of_sides)
-    elif least > 0:
-        t = ratio / least
+        if rows.ranks.size > 1:
+            return 0.0
+        t = balancing(rows, cols, of_sides)
     if LEAST_TRANSLATION < abs(t) < math.inf:
         return t
     return 0.0
+
+
+def common_translation(mass_a: float, mass_b: float, rate: float) -> float:
+    """Return the translation of positive masses that grow and fall by these `rates` in sum, 0 where it is small."""
+    ratio = math.log(mass_b) - math.log(mass_a)
+    if abs(ratio) <= LEAST_TRANSLATION * rate:
+        return 0.0
+    if rate > 0:
+        return ratio / rate
+    return math.copysign(math.inf, ratio)
 
 
 def balancing(rows: Side, cols: Side, of_sides: list[Any]) -> float:

@@ -22,6 +22,7 @@ from ..cached import cached_property
 from ..contract import Backend
 from ..problem.points import FormedCosts
 from ..problem.problem import BatchProblem, Problem, constant_of
+from ..problem.translation import common_translation, rate_of
 from ..problem.validate import as_out, check_parts, evening_of_parts, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .front import SINGLE, Call, PlainProblem, Start
@@ -67,11 +68,17 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
         return evening_of_parts(rows, cols, parts) is None
 
     found = module.solve(cost, a, b, reg, rho, options, call.max_passes, ladder, inside, compare)
+    if found is None:
+        return Start()
+    mass_a, mass_b = found.masses
+    rate = sum(rate_of(x, reg, True) for x in rho)
+    over_reg = (found.high - found.low) / reg
     if (
-        found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, m * n))
+        (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, m * n))
         # or a ScalingWarning is due (odd_units in problem/validate.py)
-        or is_sentinel(found.low, found.high, (found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
+        or is_sentinel(found.low, found.high, over_reg) or moves_little(found.mass, mass_a, mass_b)
         or (np.inf in rho and constant_of(found.low, found.high, reg))
+        or (rate > 0 and common_translation(mass_a, mass_b, rate))
     ):  # fmt: skip
         return Start()
     if out is not inside:
