@@ -22,7 +22,7 @@ from mapuot.backends.cpu import native
 from mapuot.backends.cuda import arrays, vectors
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda.boxes import DeviceBoxes
-from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS
+from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS, DEVICE_LAUNCHES
 from mapuot.backends.narrow_points import LOG2_E
 from mapuot.backends.settings import BOXES, NARROW
 from mapuot.problem.cost import Dense
@@ -584,7 +584,7 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
                 np.testing.assert_array_equal(table, kept.T)
 
 
-def test_sums_over_kept_pairs_hold_in_any_number_of_parts(monkeypatch, using):
+def test_sums_over_kept_pairs_hold_in_any_number_of_parts(using):
     """A part has its share of a long run, or a short run whole; boxes with more pairs than others come first."""
     using(GROUPS, usual_groups=60)
     using(BOXES, most_kept_share=0.9)
@@ -593,7 +593,7 @@ def test_sums_over_kept_pairs_hold_in_any_number_of_parts(monkeypatch, using):
     y[:140] *= 0.1
     exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=0.005, reg_m=1.0, tol=1e-9, backend="cpu")
     for slabs in (1, 2):
-        monkeypatch.setattr("mapuot.backends.cuda.points.SLABS", slabs)
+        using(DEVICE_LAUNCHES, most_parts=slabs)
         cloud = mapuot.PointCloud(x, y, truncate=3.0)
         found = mapuot.solve(cloud, a, b, reg=0.005, reg_m=1.0, tol=1e-4, precision="mixed", backend="cuda")
         assert found.skipped is not None

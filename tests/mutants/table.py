@@ -125,8 +125,10 @@ TABLE = {
         "key, {{col, row~>row, col}})",
     ]),
     "src_c/prox_rows.h": (
-        "core/test_kernels.py::test_a_row_that_a_pass_finds_without_mass_leaves_no_bound[scalar-threads1-kl]", [
-        "{{v_sub(in, live)~>zero}}",
+        "core/test_kernels.py::test_a_row_whose_sum_vanishes_or_overflows_leaves_no_bound[scalar-threads1-kl-0.0] "
+        "core/test_kernels.py::test_a_row_whose_sum_vanishes_or_overflows_leaves_no_bound[scalar-threads1-kl-1e+308] "
+        "core/test_kernels.py::test_a_row_whose_sum_vanishes_or_overflows_leaves_no_bound[scalar-threads1-tv-1e+308]", [
+        "{{v_sub(in, live)~>zero}}", "v_set(DBL_MAX), sum, {{zero~>sum}})", "s[k] <= DBL_MAX ? s[k] : {{0.0~>s[k]}};",
     ]),
     "mapuot/problem/mask.py": (
         "api/test_masks.py::test_philox_gives_the_published_numbers[counter0-key0-answer0] "

@@ -41,6 +41,7 @@ from .kernels import (
     together,
 )
 from .launch import Iterate, device_limits, switches
+from .settings import DEVICE_LAUNCHES
 from .stream import joined
 from .workspace import DeviceWorkspace
 
@@ -56,7 +57,7 @@ PRODUCTS = 80  # least compute capability of its instructions
 WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 4, 90
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
-SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
+WAVES = 8  # most times that the blocks of the parts of a sum may fill the device
 KEPT_WAVES = 32  # the same where pairs are skipped: a box may have 15 times as many pairs as others
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
 QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
@@ -292,14 +293,16 @@ class PointIterate(Iterate):
         """Choose the number of parts of a sum, so that the last blocks to run leave few multiprocessors idle."""
         blocks = max(1, -(-to.count // self.block))
         resident = self.resident * self.processors
-        waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
+        waves = {
+            parts: parts * blocks / resident for parts in range(1, min(DEVICE_LAUNCHES.most_parts, max(1, most)) + 1)
+        }
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
 
     def kept_parts_of(self, to: PackedSide) -> int:
         """Choose the number of parts of a sum over kept pairs: many, since boxes differ in their number of pairs."""
         waves = max(1, -(-to.count // self.block)) / (self.resident * self.processors)
-        return max(1, min(SLABS, int(KEPT_WAVES / waves)))
+        return max(1, min(DEVICE_LAUNCHES.most_parts, int(KEPT_WAVES / waves)))
 
     def row_kernels(self) -> None:
         parity = np.int32(self.parity)
@@ -381,7 +384,7 @@ class PointWorkspace(DeviceWorkspace):
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
         self.most = int(self.problem.ranks.max(m))
-        vectors = 8 * (40 + 7 * self.cloud.dim) * (m + n) + 8 * SLABS * max(m, n)
+        vectors = 8 * (40 + 7 * self.cloud.dim) * (m + n) + 8 * DEVICE_LAUNCHES.most_parts * max(m, n)
         need_memory(0, self.dtype, vectors)
         masked = self.problem.masked
         one = self.options.symmetric and self.problem.ranks.size == 1

@@ -43,11 +43,12 @@ DEVICE_CALLS = DeviceCallSettings()
 
 @dataclass
 class DeviceLaunchSettings(Settings):
-    """How the work of a pass is laid over the blocks of a GPU (kernels.py, launch.py, log_matmul.py)."""
+    """How the work of a pass is laid over the blocks of a GPU (kernels.py, launch.py, log_matmul.py, points.py)."""
 
     most_blocks: int = 256  # of a launch; memory is laid out for so many (BLOCKS of kernels.py): a test may lower it
     spread_columns: int = 32768  # wider rows are spread over several blocks
     spread_clusters: tuple[int, ...] = (2, 4, 8, 16)  # blocks that may share a spread row; the fewest that fit are used
+    most_parts: int = 64  # of a sum between points (points.py)
     few_tiles: int = (
         264  # of log_matmul, two a multiprocessor: if there are fewer, smaller tiles fill the device better
     )
