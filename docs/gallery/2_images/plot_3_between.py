@@ -25,7 +25,14 @@ places = (
 
 def draw(ax, way):
     x, y = way.points[:, 1], -way.points[:, 0]
-    ax.scatter(x, y, s=3000 * way.masses, color=plt.rcParams["text.color"], alpha=0.6, linewidth=0)
+    ax.scatter(
+        x,
+        y,
+        s=3000 * way.masses,
+        color=plt.rcParams["text.color"],
+        alpha=0.6,
+        linewidth=0,
+    )
     ax.set(aspect="equal", xticks=[], yticks=[])
     ax.set_title(f"mass {way.masses.sum():.2f}")
 
