@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LEAST_TRANSLATION = 1e4  # nats: log scalings of this size round a plan by 1e-12, times sqrt(rho / reg)
 DOUBLINGS, HALVINGS = 60, 100  # of the interval that holds the translation, where points have their own rho
+LEAST_MASS = float(np.log(np.finfo(np.float64).tiny))  # logarithm: below it float64 loses digits, and points
 OFFSET_ROUNDING = 2.0**-48  # relative to the sizes of the terms of the offset
 
 
@@ -80,9 +81,22 @@ def translation_of(rows: Side, cols: Side, reg: float, is_product: bool) -> floa
         if rows.ranks.size > 1:
             return 0.0
         t = balancing(rows, cols, of_sides)
+    t *= min(part_kept(side, way * x) for side, way, x in zip((rows, cols), (t, -t), of_sides, strict=True))
     if LEAST_TRANSLATION < abs(t) < math.inf:
         return t
     return 0.0
+
+
+def part_kept(side: Side, log: Any) -> float:
+    """Return the largest part of a change of log masses that leaves all digits to every mass; 1 at most.
+
+    A light point matters where a small rho, or a cost far below the others, lets it receive more than its mass: with a
+    mass of 0 it would be left out.
+    """
+    falls = (side.weight > 0) & (log < 0)
+    with np.errstate(divide="ignore", over="ignore"):
+        parts = np.divide(LEAST_MASS - side.log_weight, log, where=falls, out=np.ones(len(side.weight)))
+    return float(np.clip(side.ranks.min(parts.min(initial=1.0)), 0.0, 1.0))
 
 
 def common_translation(mass_a: float, mass_b: float, rate: float) -> float:

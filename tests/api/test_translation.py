@@ -8,6 +8,7 @@ from problems import Case, clouds
 
 import mapuot
 from mapuot.arrays import host
+from mapuot.problem.translation import without_translation
 
 PAIRS = {
     "soft": (1e6, 1e8), "alike": (1e9, 1e9), "hard rows": (np.inf, 1e10), "hard columns": (1e12, np.inf),
@@ -47,6 +48,28 @@ def test_points_may_have_their_own_rho():
     assert found.converged
     assert found.problem.translation > 1e4
     assert not failures_of(case, found, 1e-6)
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
+@pytest.mark.parametrize("reference", ["product", "uniform"])
+@pytest.mark.parametrize(("low", "rho"), [(-2e4, 1.0), (-4e4, 0.01), (-2e4, 100.0)])
+def test_a_point_with_a_small_rho_stays_where_its_scaled_mass_would_be_zero(low, rho, reference):
+    # scaled by e^(-12432 reg / (rho + reg)), the mass of a_0 underflows, but its low costs draw most of the mass to it
+    M = np.array([[low, low], [0.0, 1.0]])
+    case = Case(M, np.ones(2), np.full(2, 1e-3), 1.0, (np.array([rho, 4e3]), 4e3), reference=reference)
+    found = case.solve(tol=1e-6)
+    assert found.converged
+    assert not failures_of(case, found, 1e-6)
+
+
+@pytest.mark.parametrize("lightest", [1e-300, 5e-324])
+def test_no_mass_loses_digits(lightest):
+    case = drawn((1e6, 1e8), ratio=1e-30)
+    case = case.replace(a=np.where(np.arange(12) == 3, lightest, case.a))
+    whole = case.solve(max_passes=1).problem
+    scaled = without_translation(whole).task.rows.weight
+    log = np.log(scaled / case.a)
+    np.testing.assert_allclose(log, log[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("pair", ["soft", "hard columns"])
