@@ -151,10 +151,11 @@ def without_translation(problem: Problem) -> Translated:
         log = way * rates(side, problem.reg, is_product)
         half = np.exp(0.5 * log)  # its square may overflow where the mass does not
         scaled = dataclasses.replace(side, weight=side.weight * half * half)
-        terms = side.soft_rho * (side.weight - scaled.weight)
-        terms -= problem.reg * way * np.where(side.hard, side.weight, 0.0)
-        value += float(side.ranks.sum(terms.sum()))
-        size += side.dual_scale + scaled.dual_scale + problem.reg * abs(t) * side.mass
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = side.soft_rho * (side.weight - scaled.weight)
+            terms -= problem.reg * way * np.where(side.hard, side.weight, 0.0)
+            value += float(side.ranks.sum(terms.sum()))
+            size += side.dual_scale + scaled.dual_scale + problem.reg * abs(t) * side.mass
         sides.append(scaled)
         logs.append(log)
     if not is_product:
@@ -163,6 +164,8 @@ def without_translation(problem: Problem) -> Translated:
         c_mass = sides[0].mass * sides[1].mass
     value += problem.reg * (problem.c_mass - c_mass)
     size += problem.reg * (problem.c_mass + c_mass)
+    if not math.isfinite(value + size):  # the value cannot be told from that of the scaled problem
+        return Translated(problem, problem, (0.0, 0.0))
     offset = value - OFFSET_ROUNDING * size
     task = dataclasses.replace(problem, rows=sides[0], cols=sides[1], c_mass=c_mass, translation=0.0, offset=offset)
     return Translated(dataclasses.replace(problem, translation=t), task, (logs[0], logs[1]))
