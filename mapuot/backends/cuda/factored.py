@@ -146,7 +146,8 @@ class DevicePlans:
         self.request(places, self.slots[places], shifts)
         self.launch("shift_rows", count * n)
         if count > max(FEW, n // FEW_OF):
-            records.put(self.record, {"factor": cp.linalg.cholesky(shifted)})
+            factor = cp.linalg.cholesky(shifted)  # has a name: the record holds its address only
+            records.put(self.record, {"factor": factor})
             self.launch("solve_triangles", count, TILE * TILE)
         else:
             from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
