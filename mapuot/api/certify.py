@@ -260,7 +260,8 @@ def one_pass(dense: Problem, backend: Backend, result: Result, threads: int | No
     start = np.where(is_finite, log_v, np.min(log_v, where=is_finite, initial=0.0))
     whole = without_translation(dense)
     with np.errstate(all="ignore"):
-        run.run(whole.task, options, whole.to_task((start, start), dense.translation)[1])
+        _, start = whole.to_task((np.zeros(dense.shape[0]), start), dense.translation)
+        run.run(whole.task, options, start)
     potentials = whole.to_problem(run.potentials)
     return Result(whole.problem, backend, potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
 

@@ -149,7 +149,7 @@ def without_translation(problem: Problem) -> Translated:
     size = 0.0
     for side, way in ((problem.rows, t), (problem.cols, -t)):
         log = way * rates(side, problem.reg, is_product)
-        half = np.exp(0.5 * log)  # its square may overflow where the mass does not
+        half = np.exp(0.5 * np.where(side.weight > 0, log, 0.0))  # its square may overflow where the mass does not
         scaled = dataclasses.replace(side, weight=side.weight * half * half)
         with np.errstate(over="ignore", invalid="ignore"):
             terms = side.soft_rho * (side.weight - scaled.weight)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from oracle import compiler
 from problems import Case, clouds
+from scipy import sparse
 
 import mapuot
 from mapuot.arrays import host
@@ -50,6 +51,20 @@ def test_points_may_have_their_own_rho():
     assert not failures_of(case, found, 1e-6)
 
 
+@pytest.mark.parametrize("refine", [False, True])
+def test_certify_where_points_have_their_own_rho(refine):
+    case = drawn((10.0 ** np.random.default_rng(0).uniform(6, 10, 12), 1e9))
+    far = np.quantile(case.M, 0.8)
+    few = sparse.csr_array(np.where(far < case.M, 0.0, case.M))
+    result = mapuot.solve(few, case.a, case.b, reg=case.reg, reg_m=case.reg_m, tol=1e-7)
+    found = mapuot.certify(result, case.M, refine=refine, tol=1e-5)
+    assert found.result.problem.translation > 1e4
+    whole = case.solve(tol=1e-8)
+    stored = found.result.plan.toarray()
+    assert np.abs(stored - whole.plan).sum() <= (found.error_bound + 1e-8) * stored.sum()
+    assert found.dual <= whole.objective
+
+
 @pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 @pytest.mark.parametrize("reference", ["product", "uniform"])
 @pytest.mark.parametrize(("low", "rho"), [(-2e4, 1.0), (-4e4, 0.01), (-2e4, 100.0)])
@@ -60,6 +75,21 @@ def test_a_point_with_a_small_rho_stays_where_its_scaled_mass_would_be_zero(low,
     found = case.solve(tol=1e-6)
     assert found.converged
     assert not failures_of(case, found, 1e-6)
+
+
+def test_a_point_without_mass_stays_without():
+    rho = np.where(np.arange(12) == 3, 0.1, 1e8)
+    case = drawn((rho, 1e8), ratio=1e6)
+    case = case.replace(a=np.where(np.arange(12) == 3, 0.0, case.a))
+    found = case.solve(tol=1e-7)
+    left = case.replace(
+        M=np.delete(case.M, 3, 0), a=np.delete(case.a, 3), reg_m=(np.delete(case.reg_m[0], 3), case.reg_m[1])
+    )
+    alone = left.solve(tol=1e-7)
+    assert found.converged
+    assert np.isneginf(found.log_u[3])
+    np.testing.assert_allclose(np.delete(found.plan, 3, 0), alone.plan, atol=2e-7 * alone.mass)
+    np.testing.assert_allclose([found.dual, found.objective], alone.objective, rtol=1e-9)
 
 
 @pytest.mark.parametrize("lightest", [1e-300, 5e-324])
