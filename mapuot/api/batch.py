@@ -53,6 +53,7 @@ from ..problem.validate import (
     as_passes,
     as_penalties,
     as_start,
+    check_kind,
     odd_units,
     own_numbers,
 )
@@ -89,8 +90,23 @@ def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchR
 def both_masses(M: Any, shape: Any, A: Any, B: Any) -> tuple[Any, Any]:
     """Return the masses of a batch in the shapes that the solver reads, equal ones where none are given."""
     A, B, _ = as_vectors(M, A, B, None)
-    A, B = (np.full(k, 1 / k) if x is None else x for x, k in zip((A, B), shape, strict=True))
+    A, B = (as_table(x, k, name) for x, k, name in zip((A, B), shape, "AB", strict=True))
     return A, B
+
+
+def as_table(masses: Any, count: int, name: str) -> F64:
+    """Return the masses of one side of a batch on the host, (p, count) or (count,), for its scale."""
+    if masses is None:
+        return np.full(count, 1 / count)
+    table = as_array(host(masses), name)
+    check_kind(table, name)
+    if table.ndim not in (1, 2) or table.shape[-1] != count:
+        raise ValueError(f"{name} must have shape (p, {count}) or ({count},), got {table.shape}")
+    rows = np.atleast_2d(table.astype(np.float64))
+    for wrong, text in ((~np.isfinite(rows), "finite"), (rows < 0, ">= 0")):
+        if wrong.any():
+            raise ValueError(f"{name} must be {text}, problem {int(wrong.any(1).argmax())} is not")
+    return np.asarray(table, np.float64)
 
 
 def of_problems(costs: Any, given: dict[str, Any], A: Any, B: Any) -> tuple[list[Any], Any]:
@@ -215,7 +231,7 @@ def solve_batch(
     is_word = isinstance(reference, str)
     moves_nothing = is_word and (reference == "product" or as_penalties(penalty) == ("kl", "kl"))
     if moves_nothing and (tables := tables_with_empty(M, A, B)) is not None:
-        return with_empty(functools.partial(again, M, reg=reg, reg_m=reg_m, warm_start=warm_start), *tables)
+        return with_empty(functools.partial(again, M, reg=reg, reg_m=reg_m, warm_start=warm_start), M, *tables)
     own, first = own_of(M, A, B, reg, reg_m, penalty)
     if own is not None and len(set(own.patterns.tolist())) > 1:
         return of_patterns(again, (M, A, B), warm_start, own, first)
@@ -266,7 +282,10 @@ def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[
         shared = as_pair(reg_m, "reg_m")
     else:
         shared = (None, None)
-    rhos = [np.full_like(rho, np.inf) if kind == "balanced" else rho for kind, rho in zip(kinds, found[1], strict=True)]
+    rhos = [
+        np.full_like(rho, np.inf) if kind == "balanced" and rho is not None else rho
+        for kind, rho in zip(kinds, found[1], strict=True)
+    ]
     first = tuple(x if rho is None else float(rho[0]) for x, rho in zip(shared, rhos, strict=True))
     return Own(found[0], *rhos), first
 
@@ -355,13 +374,19 @@ def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
     return tables if all(np.isfinite(x).all() and (x >= 0).all() for x in tables) else None  # type: ignore[return-value]
 
 
-def with_empty(solve: Callable[..., BatchResult], A: F64, B: F64) -> BatchResult:
+def with_empty(solve: Callable[..., BatchResult], M: Any, A: F64, B: F64) -> BatchResult:
     """Solve the problems with mass on both sides; the plan of all other problems is 0.
 
     During the solve, equal masses take the place of the empty ones.
     """
     empty: Any = ~(A.any(1) & B.any(1))
-    places = [np.where(empty[:, None], 1 / x.shape[1], x) for x in (A, B)]
+    cost = cost_of(M)
+    inside = [np.ones_like(x) for x in (A, B)]
+    if isinstance(cost, Clouds):  # tables of smaller clouds end in zeros
+        inside = [np.asarray(host(cost.inside(axis)), np.float64) for axis in (0, 1)]
+    places = [
+        np.where(empty[:, None], own / own.sum(1, keepdims=True), x) for own, x in zip(inside, (A, B), strict=True)
+    ]
     result = solve(A=places[0], B=places[1])
     problem = result.problem
     product = result.problem.unmasked == "product"

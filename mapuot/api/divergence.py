@@ -17,7 +17,7 @@ from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host, namespace, refuse_data_set
 from ..backends import pick
-from ..errors import renamed
+from ..errors import OF_BATCH, renamed
 from ..problem.clouds import PointCloud
 from ..problem.cost import as_vectors
 from ..problem.grid import Grid
@@ -32,7 +32,8 @@ from .entry import entry
 def costs_of(given: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the costs of the arguments of `sinkhorn_divergence` and their masses, for the statistic of the costs."""
     check_options(given, given["reg_m"])
-    return of_problems(as_costs(given["M"], pick("auto", given["M"])), given, given["a"], given["b"])
+    with renamed(OF_BATCH):
+        return of_problems(as_costs(given["M"], pick("auto", given["M"])), given, given["a"], given["b"])
 
 
 @hinted

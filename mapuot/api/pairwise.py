@@ -9,10 +9,11 @@ from ..annotations import MarginalPenalty, MassStatistic, MetricName
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host
 from ..backends import pick
+from ..errors import renamed, shown
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.scale import is_weighted, scales_of
-from ..problem.validate import as_array
+from ..problem.validate import as_array, check_kind
 from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
 from ..route.options import options_of_value
@@ -39,12 +40,30 @@ def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:
     cost = as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost
     if not is_weighted(given["scale_cost"]):
         return [cost.whole], None
-    table = cost.flattened(given["masses"], None, None)[0]
     inside = host(cost.inside(0))
-    if table is None:
-        table = np.ones(inside.shape[1])
-    weights = np.broadcast_to(host(np.asarray(table, np.float64)), inside.shape)[inside]
+    weights = table_of_masses(cost, given["masses"])[inside]
     return [cost.whole], [(weights, weights)]
+
+
+def table_of_masses(cost: Any, masses: Any) -> F64:
+    """Return the masses of the points of several clouds, (k, n), with zeros after those of smaller clouds."""
+    is_several = masses is None or isinstance(masses, (list, tuple)) or np.ndim(masses) > 0
+    if not is_several:
+        raise TypeError(f"masses must be a vector for each cloud, got {shown(masses)}")
+    with renamed({"A": "masses"}):
+        table = cost.flattened(masses, None, None)[0]
+        if table is not None:
+            check_kind(table, "A")
+    k, n = cost.inside(0).shape
+    if table is None:
+        return np.full((k, n), 1.0 / n)
+    if np.shape(table) not in ((n,), (k, n)):
+        raise ValueError(f"masses must have shape ({k}, {n}) or ({n},), got {np.shape(table)}")
+    found = np.broadcast_to(np.asarray(host(table), np.float64), (k, n))
+    for wrong, text in ((~np.isfinite(found), "finite"), (found < 0, ">= 0")):
+        if wrong.any():
+            raise ValueError(f"masses must be {text}, those of cloud {int(wrong.any(1).argmax())} are not")
+    return found
 
 
 @hinted
@@ -158,10 +177,7 @@ class PairTask(NamedTuple):
         else:
             check_options(options, 1.0)
             options = options_of_value(options, np.ravel(rhos)[:, None])
-        table = cloud._cost.flattened(masses, None, None)[0]
-        if table is None:
-            table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1])
-        return cls(cloud, host(np.asarray(table, np.float64)), regs, rhos, unit, options)
+        return cls(cloud, table_of_masses(cloud._cost, masses), regs, rhos, unit, options)
 
     @property
     def is_shared(self) -> bool:

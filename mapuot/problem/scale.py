@@ -12,7 +12,7 @@ from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import cost_of
 from .settings import STATISTICS
-from .validate import as_choice, as_pair, as_penalties, as_positive
+from .validate import as_array, as_choice, as_pair, as_penalties, as_positive, own_regs
 
 SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "std": np.std, "max": np.max}
 TIED = 1e-12  # relative: cumulative weights nearer to a half than this reach it exactly
@@ -74,13 +74,18 @@ def matrices_of(cost: Any) -> list[Any]:
 
 
 def is_weighted(how: Any) -> bool:
-    """Tell whether this statistic weighs the costs by masses."""
-    return isinstance(how, str) and how in WEIGHTED
+    """Tell whether this statistic weighs the costs by masses; raise for a word that is no statistic."""
+    return as_choice(how, "scale_cost", [*SCALES, *WEIGHTED]) in WEIGHTED
 
 
-def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: Masses | None = None) -> float:
-    """Return this statistic of the finite costs; with the ``masses`` of each of the costs also one of WEIGHTED."""
-    if masses is None and is_weighted(how):
+def scale_of(
+    costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: Masses | None = None, which: str = ""
+) -> float:  # fmt: skip
+    """Return this statistic of the finite costs; with the ``masses`` of each of the costs also one of WEIGHTED.
+
+    ``which`` tells whose costs they are, in messages.
+    """
+    if masses is None and isinstance(how, str) and how in WEIGHTED:
         cure = "its costs belong to no pair of given masses"
         raise ValueError(f"scale_cost must be one of {[*SCALES]} here, got {how!r}: {cure}")
     name = as_choice(how, "scale_cost", SCALES if masses is None else [*SCALES, *WEIGHTED])
@@ -98,7 +103,15 @@ def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE, masses: Masses | 
         scale = WEIGHTED[name](found, weights)
     else:
         scale = SCALES[name](found)
-    return as_positive(float(scale), f"the {name} of the costs")
+    return as_positive(float(scale), f"the {name} of the costs{which}")
+
+
+def scales_one_by_one(costs: list[Any], how: Any, masses: Masses | None = None) -> F64:
+    """Return the scale of each of several costs, (p,); its masses count for a statistic of WEIGHTED."""
+    pairs = zip(costs, masses or [None] * len(costs), strict=True)  # type: ignore[list-item]
+    return np.array(
+        [scale_of([one], how, masses=w and [w], which=f" of problem {k}") for k, (one, w) in enumerate(pairs)]
+    )
 
 
 def problems_of(cost: Any) -> list[Any]:
@@ -129,10 +142,10 @@ def scales_of(cost: Any, how: Any, form: Callable[[Any], Any], masses: tuple[Any
     there are formed and summed many at once: reading the costs of 20,000 pairs one by one would take the host minutes.
     """
     if masses is not None and is_weighted(how):
-        pairs = zip(*with_masses(cost, *masses), strict=True)
-        return np.array([scale_of([one], how, masses=[w]) for one, w in pairs])
+        costs, weights = with_masses(cost, *masses)
+        return scales_one_by_one(costs, how, weights)
     if not (getattr(cost, "on_device", False) and hasattr(cost, "places")):
-        return np.array([scale_of([one], how) for one in problems_of(cost)])
+        return scales_one_by_one(problems_of(cost), how)
     name = as_choice(how, "scale_cost", SCALES)
     rows, cols = (places.count for places in cost.places)
     found = np.empty(len(cost))
@@ -150,7 +163,7 @@ def scales_of(cost: Any, how: Any, form: Callable[[Any], Any], masses: tuple[Any
         ]
         is_counted = inside[0][:, :, None] & inside[1][:, None] & xp.isfinite(M)
         found[which] = host(statistics(name, M.reshape(len(which), -1), is_counted.reshape(len(which), -1)))
-    return np.array([as_positive(float(x), f"the {name} of the costs") for x in found])
+    return np.array([as_positive(float(x), f"the {name} of the costs of problem {k}") for k, x in enumerate(found)])
 
 
 def statistics(name: str, values: Any, is_counted: Any) -> Any:
@@ -184,9 +197,7 @@ def scaled(
     how = given["scale_cost"]
     given = dict(given)
     if given.pop("scale_each", False) and len(costs) > 1:
-        pairs = zip(costs, masses or [None] * len(costs), strict=True)  # type: ignore[list-item]
-        each = [scale_of([one], how, masses=w and [w]) for one, w in pairs]
-        return scaled_by(function, given, np.array(each))
+        return scaled_by(function, given, scales_one_by_one(costs, how, masses))
     scale = scale_of(costs, how, ranks, masses)
     reg_m = given["reg_m"]
     kinds = as_penalties(given.get("penalty", "kl"))
@@ -218,19 +229,24 @@ def scaled_by(function: Callable[..., Any], given: dict[str, Any], each: F64) ->
 
 def scaled_each(reg: Any, reg_m: Any, each: F64) -> tuple[Any, Any]:
     """Multiply reg and reg_m by the unit of each problem, (p,)."""
-    if np.ndim(reg):
-        reg = each * np.asarray(host(reg), np.float64).ravel()
-    else:
-        reg = each * as_positive(reg, "reg")
+    reg = each * (own_regs(reg, len(each)) if np.ndim(reg) else as_positive(reg, "reg"))
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
-    sides = [np.asarray(host(x), np.float64) for x in (reg_m if pair else [reg_m])]
-    sides = [x.reshape(()) if x.size == 1 else x for x in sides]
-    if any(x.ndim and x.shape[0] != len(each) for x in sides):
-        raise NotImplementedError(
-            "scale_each needs a reg_m for each problem, or one for all: one for each point is not"
-        )
-    sides = [(each[:, None] * (x.reshape(len(each), -1) if x.ndim else x)) for x in sides]
-    return reg, tuple(sides) if pair else sides[0]
+    if pair:
+        return reg, tuple(rho_scaled_each(x, each) for x in reg_m)
+    return reg, rho_scaled_each(reg_m, each)
+
+
+def rho_scaled_each(rho: Any, each: F64) -> Any:
+    """Multiply the reg_m of a side, or of both, by the unit of each problem; the solver checks None and texts."""
+    if rho is None or isinstance(rho, str):
+        return rho
+    x = as_array(host(rho), "reg_m").astype(np.float64)
+    if x.size == 1:
+        return each[:, None] * x.reshape(())
+    if x.ndim and x.shape[0] != len(each):
+        wanted = f"one number for all problems or one for each, ({len(each)}, 1)"
+        raise NotImplementedError(f"reg_m must be {wanted}, where scale_each is True, got shape {x.shape}")
+    return each[:, None] * x.reshape(len(each), -1)
 
 
 def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: F64, ranks: Ranks = ALONE) -> Any:

@@ -489,14 +489,9 @@ def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | N
     reg_m has one entry for each problem as (p,) if p > 2, as (p, 1), as (p, 2) with a column for each side, or as
     (p, 1) in a pair. Other values are those of `solve`, and serve all problems.
     """
-    reg = host(reg)
-    told = "a positive number, or one for each problem"
     own = bool(np.ndim(reg))
     if own:
-        reg = as_numbers(reg, "reg", f"{told}, ({p},)", (p,), (p, 1)).astype(np.float64).ravel()
-        wrong = ~((reg > 0) & np.isfinite(reg))
-        if wrong.any():
-            raise ValueError(f"reg must be > 0 and finite, problem {int(wrong.argmax())} has {reg[wrong][0]}")
+        reg = own_regs(reg, p)
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
     # (p, 1) as a list; in a tuple each member is that of a side, with one number for each of its points
     if pair and isinstance(reg_m, list) and len(reg_m) == p and all(np.shape(x) == (1,) for x in reg_m):
@@ -523,11 +518,21 @@ def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | N
     return reg if own else np.full(p, as_positive(reg, "reg")), (rhos[0], rhos[1])
 
 
+def own_regs(reg: Any, p: int) -> F64:
+    """Read the reg of each problem of a batch, (p,) or (p, 1), as (p,)."""
+    wanted = f"a positive number, or one for each problem, ({p},)"
+    regs: F64 = as_numbers(host(reg), "reg", wanted, (p,), (p, 1)).astype(np.float64).ravel()
+    wrong = ~((regs > 0) & np.isfinite(regs))
+    if wrong.any():
+        raise ValueError(f"reg must be > 0 and finite, problem {int(wrong.argmax())} has {regs[wrong][0]}")
+    return regs
+
+
 def of_each(value: Any, p: int) -> Any:
-    """Return the numbers (p,) of a member of a pair: one for all problems, or (p, 1); None for one a point."""
+    """Return the numbers (p,) of a member of a pair: one for all problems, or (p, 1); None for others."""
     if np.shape(value) == (p, 1):
         return np.ravel(host(value))
-    if np.ndim(value):
+    if value is None or np.ndim(value):  # of a balanced side, or one a point
         return None
     return np.full(p, value, np.float64)
 

@@ -336,6 +336,72 @@ def test_weighted_scales_of_batches(how):
     np.testing.assert_allclose(shared.scale_cost, right, rtol=1e-12)
 
 
+COUNTS = 2, 9, 8  # problems, rows and columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"A": np.ones((2, 4))}, ValueError, r"A must have shape \(p, 9\) or \(9,\), got \(2, 4\)"),
+        ({"A": np.full((2, 9), np.nan)}, ValueError, "A must be finite, problem 0 is not"),
+        ({"B": -np.ones((2, 8))}, ValueError, "B must be >= 0, problem 0 is not"),
+        ({"A": "words"}, TypeError, "A must hold real numbers"),
+        ({"A": np.arange(2.0)[:, None] * np.ones(9)}, ValueError, "costs of problem 0 must be a positive finite"),
+        ({"reg": [0.1, 0.1, 0.1]}, ValueError, r"reg must be a positive number, or one for each problem, \(2,\)"),
+        ({"reg": [0.1, -0.1]}, ValueError, "problem 1 has -0.1"),
+        ({"reg_m": "words"}, TypeError, "reg_m must be a number, inf"),
+        ({"reg_m": np.ones(3)}, NotImplementedError, r"reg_m must be one number .* got shape \(3,\)"),
+        ({"scale_cost": "mode"}, ValueError, "scale_cost must be one of .*'weighted_mean'"),
+    ],
+)
+def test_mistakes_with_weighted_scales_are_named(arguments, kind, text):
+    M = np.random.default_rng(0).random(COUNTS)
+    given = {"reg": 0.1, "reg_m": 1.0, "scale_cost": "weighted_mean", "scale_each": True}
+    with pytest.raises(kind, match=text):
+        mapuot.solve_batch(M, **given | arguments)
+
+
+@pytest.mark.parametrize("units", [{}, {"scale_cost": "mean", "scale_each": True}], ids=["alike", "each"])
+def test_balanced_sides_take_no_reg_m_beside_own_ones(units):
+    """None is the reg_m of a balanced side, beside one for each problem on the other."""
+    rng = np.random.default_rng(0)
+    M = rng.random(COUNTS)
+    penalty = "balanced", "kl"
+    batch = mapuot.solve_batch(M, reg=0.1, reg_m=(None, np.array([[1.0], [2.0]])), penalty=penalty, **units)
+    for k, rho in enumerate((1.0, 2.0)):
+        how = units.get("scale_cost")
+        alone = mapuot.solve(M[k], reg=0.1, reg_m=(None, rho), penalty=penalty, scale_cost=how)
+        assert batch.objective[k] == pytest.approx(alone.objective, rel=1e-6)
+
+
+def test_clouds_of_several_sizes_may_have_no_mass():
+    rng = np.random.default_rng(0)
+    x = [rng.random((k, 2)) for k in (4, 5, 6)]
+    masses = [np.zeros(4), np.ones(5), rng.random(6)]
+    batch = mapuot.solve_batch(mapuot.PointCloud(x, x), masses, None, reg=0.1, reg_m=1.0)
+    assert batch.mass[0] == 0
+    for k in (1, 2):
+        alone = mapuot.solve(mapuot.PointCloud(x[k], x[k]), masses[k], None, reg=0.1, reg_m=1.0)
+        assert batch.objective[k] == pytest.approx(alone.objective, rel=1e-6)
+    assert np.isfinite(mapuot.pairwise(x, masses, reg=0.1, reg_m=1.0)).all()
+
+
+@pytest.mark.parametrize(
+    ("masses", "kind", "text"),
+    [
+        ("words", TypeError, "masses must be a vector for each cloud, got 'words'"),
+        ([np.ones(3), np.ones(5)], ValueError, "masses must hold one mass for each point"),
+        ([np.ones(4), -np.ones(5)], ValueError, "masses must be >= 0, those of cloud 1 are not"),
+        ([np.ones(4), np.full(5, np.inf)], ValueError, "masses must be finite, those of cloud 1 are not"),
+    ],
+)
+def test_mistakes_in_masses_of_clouds_are_named(masses, kind, text):
+    x = [np.random.default_rng(0).random((k, 2)) for k in (4, 5)]
+    for units in ({}, {"scale_cost": "weighted_mean"}, {"scale_cost": "weighted_mean", "scale_each": True}):
+        with pytest.raises(kind, match=text):
+            mapuot.pairwise(x, masses, reg=0.1, reg_m=1.0, **units)
+
+
 def test_weighted_scales_of_divergences_and_spaces():
     rng = np.random.default_rng(6)
     x = rng.random((6, 2))
@@ -360,6 +426,8 @@ def test_weighted_scales_of_divergences_and_spaces():
     alone = mapuot.gromov(x[1:], x[:4], w[1:], None, scale_cost="weighted_median", **numbers)
     beside = mapuot.gromov(x, x[:4], w, None, scale_cost="weighted_median", **numbers)  # x[0] has no mass
     assert alone.scale_cost == pytest.approx(beside.scale_cost, rel=1e-12)
+    with pytest.raises(ValueError, match="a must be >= 0, problem 0 is not"):
+        mapuot.sinkhorn_divergence(M, -w, v, scale_cost="weighted_mean", **numbers)
     with pytest.raises(ValueError, match="got 'weighted_mean': its costs belong to no pair of given masses"):
         mapuot.barycenter(M, np.stack([w, w]), reg=0.1, scale_cost="weighted_mean")
 
