@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import shown
-from .remote import local_copy
+from .remote import is_url, local_copy
 
 FORMATS = {
     ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".h5ad": "h5ad",
@@ -17,7 +17,13 @@ LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix that determines the format, in lower case; a packed table has two, as .csv.gz."""
+    """Return the suffix that determines the format, in lower case; a packed table has two, as .csv.gz.
+
+    Of a chain of URLs, as zip://M.npy::costs.zip, the first with a known suffix counts.
+    """
+    if is_url(name) and "::" in name:
+        found = [suffix_of(part) for part in name.split("::")]
+        return next((suffix for suffix in found if suffix in FORMATS), found[-1])
     path = Path(name.lower())
     if path.suffix == ".gz":
         return Path(path.stem).suffix + path.suffix

@@ -31,7 +31,7 @@ from ..problem.cost import Streamed
 from ..problem.sparse import Sparse
 from .formats import library, split_answer, split_local, split_name, suffix_of
 from .pairs import PairsFile
-from .remote import local_copy
+from .remote import local_copy, naming_urls
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
 MOST_INFLATED = 1032  # largest ratio of deflate compression
@@ -61,6 +61,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read as {kind}: {what}{cut(str(error))}") from error
 
 
+@naming_urls
 def open_matrix(text: FilePath, name: str = "M") -> Streamed:
     """Open a matrix in a file: read its shape now, and its rows on demand.
 
@@ -99,6 +100,7 @@ def open_matrix(text: FilePath, name: str = "M") -> Streamed:
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
+@naming_urls
 def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     """Open the rows of a matrix in a file, or the stored pairs of a sparse matrix."""
     path, kind, inside = split_local(text, "")
@@ -202,6 +204,7 @@ class Matrix:
         return Matrix, self.name
 
 
+@naming_urls
 def read_vector(text: FilePath, name: str) -> Any:
     """Read a vector from a file.
 
@@ -241,6 +244,7 @@ def read_vector(text: FilePath, name: str) -> Any:
         return np.asarray(array[0 : array.shape[0]]).ravel()
 
 
+@naming_urls
 def find_vector(matrix: Any, name: str) -> Any | None:
     """Read the array ``name`` beside a matrix, in the same file and group; None if there is none."""
     path, kind, inside = split_local(matrix, "M")
@@ -254,6 +258,7 @@ def find_vector(matrix: Any, name: str) -> Any | None:
     return None
 
 
+@naming_urls
 def names_along(text: Any) -> tuple[Any, Any]:
     """Read the names of rows and columns of a matrix in an AnnData file; None for other files."""
     path, kind, inside = split_local(text, "X")
@@ -277,6 +282,7 @@ def index_of(file: Any, side: str | None) -> Any:
     return None
 
 
+@naming_urls
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
     """Read the arrays, numbers and texts with these names from a file of `write`, if they exist."""
     name, kind = split_answer(text)

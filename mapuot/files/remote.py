@@ -1,18 +1,21 @@
 """Files that a URL of fsspec names, as s3://bucket/costs.npy: copied to this machine to be read, and back when written.
 
-A copy is made once for each version of a file, and lasts as long as the process.
+A copy is made once for each version of a file, and lasts as long as the process. fsspec tells versions apart: by size
+and time for most kinds of URLs, not at all for http.
 """
 
 import functools
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(://|::)")
-COPIES = list[tempfile.TemporaryDirectory[str]]()  # removed at exit
+FOLDERS = list[tempfile.TemporaryDirectory[str]]()  # of copies; removed at exit
+NAMES = dict[str, str]()  # the URL of each copy
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_url(name: str) -> bool:
@@ -32,14 +35,38 @@ def local_copy(name: str, kind: str) -> Path:
     if not is_url(name):
         return Path(name)
     files, path = opened_url(name, kind)
-    return copied(name, files.ukey(path))
+    try:
+        version = files.ukey(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{name} does not exist") from error
+    return copied(name, version)
+
+
+def naming_urls(function: F) -> F:
+    """Decorate a function that reads copies, so that its errors name the URLs."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except (OSError, TypeError, ValueError) as error:
+            text = str(error)
+            for copy, name in NAMES.items():
+                text = text.replace(copy, name)
+            if text == str(error) or type(error).__module__ != "builtins":
+                raise
+            raise type(error)(text) from error
+
+    return call  # type: ignore[return-value]
 
 
 @functools.cache
 def copied(name: str, version: str) -> Path:
     files, path = opened_url(name, "")
-    COPIES.append(tempfile.TemporaryDirectory(prefix="mapuot-"))
-    target = Path(COPIES[-1].name, Path(path).name)
+    folder = tempfile.TemporaryDirectory(prefix="mapuot-")
+    FOLDERS.append(folder)
+    target = Path(folder.name, Path(path).name)
+    NAMES[str(target)] = name
     files.get_file(path, str(target))
     return target
 
@@ -65,4 +92,7 @@ def opened_url(name: str, kind: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ImportError(f"{name} needs fsspec: pip install fsspec, and its package for such URLs, as s3fs") from error
-    return url_to_fs(name)  # type: ignore[no-any-return]
+    try:
+        return url_to_fs(name)  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from error

@@ -400,10 +400,24 @@ def test_urls_name_files_of_fsspec(name):
         found = mapuot.load(f"memory://urls/{name}", "memory://urls/costs.npz")
         np.testing.assert_array_equal(found.plan, result.plan)
     assert files.read_vector("memory://urls/costs.npz", "a").tolist() == [1, 2, 3, 4, 5]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"memory://urls/none.npz does not exist"):
         mapuot.load("memory://urls/none.npz")
+    with pytest.raises(ValueError, match=r"memory://urls/costs.npz holds no array 'Q', .*costs.npz:M"):
+        mapuot.solve("memory://urls/costs.npz:Q", reg=0.1, reg_m=1.0)
+    with pytest.raises(ValueError, match=r"none://costs.npz: Protocol not known"):
+        mapuot.solve("none://costs.npz", reg=0.1, reg_m=1.0)
     with pytest.raises(ValueError, match="Zarr is a folder"):
         mapuot.solve("memory://urls/costs.zarr", reg=0.1, reg_m=1.0)
+
+
+def test_urls_of_chains_have_the_suffix_of_the_file_inside(tmp_path):
+    pytest.importorskip("fsspec")
+    M = np.random.default_rng(0).random((5, 4))
+    np.save(tmp_path / "M.npy", M)
+    with zipfile.ZipFile(tmp_path / "costs.zip", "w") as packed:
+        packed.write(tmp_path / "M.npy", "M.npy")
+    result = mapuot.solve(f"zip://M.npy::{tmp_path}/costs.zip", reg=0.1, reg_m=1.0)
+    np.testing.assert_array_equal(result.plan, mapuot.solve(M, reg=0.1, reg_m=1.0).plan)
 
 
 def test_urls_on_the_command_line(tmp_path):
