@@ -312,7 +312,8 @@ def check_of(
     """Return a function that raises for a keyword that both functions lack; without ``onward`` it does nothing."""
     if onward is None:
         return lambda _: None
-    takes = {**parameters, **inspect.signature(onward).parameters}
+    handed = inspect.signature(onward).parameters.items()
+    takes = {**parameters, **{name: x for name, x in handed if x.kind is x.KEYWORD_ONLY}}
 
     def check(named: dict[str, Any]) -> None:
         for name in named:

@@ -20,7 +20,7 @@ from .answer.result import Result
 from .answer.slopes import dual_value, marginal_gradient, mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import of_problems, solve_batch
-from .api.divergence import check_options, self_costs
+from .api.divergence import MASS_CURE, check_options, self_costs
 from .api.gromov import gromov
 from .api.solve import solve
 from .arrays import any_of, host, is_on_device, namespace
@@ -29,9 +29,9 @@ from .errors import OF_BATCH, renamed
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
-from .problem.scale import scaled
+from .problem.scale import scaled, scaled_each, scales_one_by_one
 from .problem.sparse import Sparse
-from .problem.validate import as_choice, as_pair, as_positive, refuse_two_clouds
+from .problem.validate import as_choice, as_flag, as_pair, as_positive, refuse_two_clouds
 from .route.on_device import one_call
 from .route.options import options_of_value
 from .synonyms import hinted, hinted_onward
@@ -125,10 +125,11 @@ def sinkhorn_loss(
         Costs of the stored pairs of a sparse M, instead of M's own values; the gradient has this shape. A CSR tensor
         made from values that require a gradient works, too, but PyTorch's backward pass then makes a dense matrix.
     **options
-        scale_cost (the gradient holds it fixed), tol, tol_gap, max_passes, precision, threads, backend, progress and
-        mask of `solve_batch`. With a mask, value and gradient belong to the masked problem. If both sides are balanced,
-        ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: value and gradient then belong to masses that differ
-        from b by at most this share. The plan is not certified, because that takes far longer.
+        scale_cost and scale_each (the gradient holds the units fixed), tol, tol_gap, max_passes, precision, threads,
+        backend, progress and mask of `solve_batch`. With a mask, value and gradient belong to the masked problem. If
+        both sides are balanced, ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: value and gradient then
+        belong to masses that differ from b by at most this share. The plan is not certified, because that takes far
+        longer.
 
     Returns
     -------
@@ -263,16 +264,31 @@ def sinkhorn_divergence(
         refuse_two_clouds(M, a, "mapuot.torch.SamplesLoss")
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
     if options.get("scale_cost") is not None:
-        given = {"M": M, "a": a, "b": b, "reg": reg, "reg_m": reg_m, "M_a": M_a, "M_b": M_b, **options}
         numbers = array_of(M)
-        words = {"M": numbers, "scale_cost": options["scale_cost"], "scale_each": False}
+        each = as_flag(options.pop("scale_each", False), "scale_each")
+        words = {"M": numbers, "scale_cost": options["scale_cost"], "scale_each": each}
         masses = (None if w is None else array_of(w) for w in (a, b))
-        costs, weights = of_problems(as_costs(numbers, pick("auto", numbers)), words, *masses)
+        with renamed(OF_BATCH):
+            costs, weights = of_problems(as_costs(numbers, pick("auto", numbers)), words, *masses)
+        if each and len(costs) > 1:
+            units = scales_one_by_one(costs, options.pop("scale_cost"), weights)
+            regs, rhos = scaled_each(reg, reg_m, units)
+            return debiased(M, a, b, M_a, M_b, regs, rhos, options)
+        given = {"M": M, "a": a, "b": b, "reg": reg, "reg_m": reg_m, "M_a": M_a, "M_b": M_b, **options}
         return scaled(sinkhorn_divergence, given, costs, masses=weights)
+    return debiased(M, a, b, M_a, M_b, reg, reg_m, options)
+
+
+def debiased(M: Any, a: Any, b: Any, M_a: Any, M_b: Any, reg: Any, reg_m: Any, options: dict[str, Any]) -> Any:
+    """Return the divergence; reg and reg_m are those of all problems, or of each, (p,) and (p, 1)."""
     a, b = (equal(k, M) if x is None else x for x, k in zip((a, b), np.shape(M)[-2:], strict=False))
     M_a, M_b = self_costs(M, M_a, M_b)
     three = (M, a, b), (M_a, a, a), (M_b, b, b)
-    ab, aa, bb = (sinkhorn_loss(*each, reg=reg, reg_m=reg_m, **options) for each in three)
+    if np.ndim(reg):
+        ab, aa, bb = (solved(*one, None, reg, reg_m, options) for one in three)
+        reg = torch.as_tensor(reg, dtype=ab.dtype, device=ab.device)
+    else:
+        ab, aa, bb = (sinkhorn_loss(*one, reg=reg, reg_m=reg_m, **options) for one in three)
     return ab - 0.5 * (aa + bb) + 0.5 * reg * (a.sum(-1) - b.sum(-1)) ** 2
 
 
@@ -302,6 +318,8 @@ def widest(*tensors: Any) -> Any:
 def check_loss(options: dict[str, Any], reg_m: Any) -> None:
     if "reference" in options or "penalty" in options or "warm_start" in options:
         raise TypeError("reference, penalty and warm_start are not options of the loss: c = a b^T, penalty KL")
+    if "scale_mass" in options:
+        raise TypeError(f"scale_mass is not an option of the loss: {MASS_CURE}")
     if any(np.ndim(rho) for rho in as_pair(reg_m, "reg_m")):
         raise ValueError(f"reg_m must be a number or a pair of numbers for the loss, got {reg_m!r}")
 

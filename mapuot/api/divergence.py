@@ -28,6 +28,9 @@ from ..synonyms import REQUIRED, hinted
 from .batch import of_problems, solve_batch
 from .entry import entry
 
+# why losses and divergences take no scale_mass: their values and slopes are in the unit of the given masses
+MASS_CURE = "divide a and b by sqrt(|a| |b|) in the call"
+
 
 def costs_of(given: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the costs of the arguments of `sinkhorn_divergence` and their masses, for the statistic of the costs."""
@@ -73,8 +76,8 @@ def sinkhorn_divergence(
         `Result.standard_error`. For equal distributions the divergence is no normal variable: its error is then far
         below the divergence, which is above 0 by chance.
     **options
-        Further arguments of `solve_batch`, without reference, mask, penalty and warm_start. If both sides are balanced,
-        ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: the value is wanted, not the plan.
+        Further arguments of `solve_batch`, without reference, mask, penalty, warm_start and scale_mass. If both sides
+        are balanced, ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: the value is wanted, not the plan.
 
     Returns
     -------
@@ -139,6 +142,8 @@ def check_options(options: dict[str, Any], reg_m: Any) -> None:
             else:
                 what = "its reference is a b^T, its penalty KL"
             raise TypeError(f"{name} is not an option of the divergence: {what}")
+    if "scale_mass" in options:
+        raise TypeError(f"scale_mass is not an option of the divergence: {MASS_CURE}")
     shape = np.shape(reg_m)
     if shape and not (len(shape) == 1 and shape[0] > 2) and shape[1:] != (1,):
         raise ValueError(f"reg_m must be one number for a divergence, the same on both sides, got {reg_m!r}")

@@ -29,7 +29,7 @@ def options_of_value(options: dict[str, Any], reg_m: Any) -> dict[str, Any]:
     Between balanced sides, rounding may keep the plan from its tolerance while the value and its derivatives are known.
     Columns may then miss b by ``tol_gap``, relative; the value and derivatives are exact for the masses that are met.
     """
-    if np.ndim(reg_m) == 2:
+    if np.ndim(reg_m) == 2 or (np.ndim(reg_m) == 1 and len(reg_m) > 2):  # of each problem
         rhos: Any = [reg_m]
     else:
         rhos = as_pair(reg_m, "reg_m")

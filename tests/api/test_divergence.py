@@ -98,3 +98,15 @@ def test_never_below_its_certified_error_and_within_it_for_equal_measures(balanc
             off += 1e-14 * abs(found.dual)
         assert (value >= -off).all(), way
         assert way in ("near", "other") or (value <= off).all(), way
+
+
+def test_each_divergence_may_have_its_own_reg_m():
+    rng = np.random.default_rng(0)
+    M = rng.random((3, 6, 6))
+    M = M + M.swapaxes(1, 2)
+    a = rng.random((3, 6))
+    rhos = [1.0, 2.0, 3.0]
+    found = sinkhorn_divergence(M, a, a[::-1], reg=0.5, reg_m=rhos)
+    each = zip(M, a, a[::-1], rhos, strict=True)
+    alone = [sinkhorn_divergence(*one, reg=0.5, reg_m=rho) for *one, rho in each]
+    np.testing.assert_allclose(found, alone, rtol=1e-6)

@@ -929,3 +929,33 @@ def test_scales_of_losses_may_be_weighted(how):
     ).scale_cost
     found = mapuot.torch.sample_loss(x, y, a[0], b, reg=0.1, reg_m=1.0, scale_cost=how)
     assert_allclose(found, mapuot.torch.sample_loss(x, y, a[0], b, reg=0.1 * unit, reg_m=unit), rtol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["median", "weighted_mean"])
+def test_each_divergence_may_have_its_own_unit(how):
+    """With scale_each value and gradient are those of each problem alone in the unit of its costs."""
+    rng = np.random.default_rng(0)
+    x = rng.random((3, 6, 2)) * np.array([1, 2, 5])[:, None, None]
+    M = torch.tensor(((x[:, :, None] - x[:, None]) ** 2).sum(-1))
+    a = torch.tensor(rng.random((3, 6)), requires_grad=True)
+    b = torch.tensor(rng.random((3, 6)))
+    numbers = {"reg": 0.1, "reg_m": 1.0, "scale_cost": how}
+    found = sinkhorn_divergence(M, a, b, scale_each=True, **numbers)
+    alone = torch.stack([sinkhorn_divergence(*one, **numbers) for one in zip(M, a, b, strict=True)])
+    assert_allclose(found.detach(), alone.detach(), rtol=1e-6)
+    slopes = [torch.autograd.grad(value.sum(), a)[0] for value in (found, alone)]
+    assert_allclose(*slopes, rtol=1e-5, atol=1e-7)
+
+
+def test_losses_keep_the_unit_of_mass():
+    """The slopes of a loss in units of its masses would not be those by the given masses."""
+    M = torch.rand(4, 4)
+    numbers = {"reg": 0.1, "reg_m": 1.0, "scale_mass": True}
+    for loss, given in (
+        (sinkhorn_loss, (M,)), (sinkhorn_divergence, (M,)), (mapuot.torch.sample_loss, (M, M)),
+        (mapuot.sinkhorn_divergence, (M.numpy(),)), (mapuot.pairwise, ([M.numpy(), M.numpy()],)),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"scale_mass is not an option of the .*: divide a and b"):
+            loss(*given, **numbers)
+    with pytest.raises(TypeError, match=r"^sinkhorn_loss\(\) has no A"):
+        sinkhorn_loss(M, A=torch.ones(4), reg=0.1, reg_m=1.0)
