@@ -102,7 +102,7 @@ def test_batches(backend):
         assert found[1].cost == pytest.approx(found.cost[1], rel=1e-15)
         again = mapuot.solve_batch(M, A, B, reg=0.02, reg_m=np.inf, tol=1e-8, backend=backend, warm_start=found)
         assert again.converged.all()
-        assert again.n_passes.max() <= 5
+        assert again.n_passes.max() <= found.n_passes.max() // 2
         weighed = found.plan_sum(np.ones(2))
         np.testing.assert_allclose(weighed, alone.plan_sum(np.ones(2)), atol=4e-8)
 
