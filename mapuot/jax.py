@@ -31,11 +31,17 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
-buffer_callback: Any
-try:
-    from jax.experimental.buffer_callback import buffer_callback
-except ImportError:  # JAX before 0.6
-    buffer_callback = None
+
+def callback_with_buffers() -> Any:
+    """Return JAX's `buffer_callback`; None for a JAX before 0.6."""
+    try:
+        from jax.experimental.buffer_callback import buffer_callback  # noqa: PLC0415 - may be missing
+    except ImportError:
+        return None
+    return buffer_callback
+
+
+buffer_callback = callback_with_buffers()
 
 __all__ = ["match", "sample_loss", "sinkhorn_loss", "solve_batch"]
 
