@@ -10,11 +10,11 @@
 struct Factored {
     int64_t m, n, all_hard;
     double level, rounding, exponents, constant,
-        residual;                                  // level: reg / requested reg; the others: backends/factored.py
-    const double *requests;                        // three for each entry: problem, slot, step length or shift
-    const double *costs, *log_c_rows, *log_c_cols; // M / requested reg; logarithms of the reference
-    const double *a, *b, *k_rows, *k_cols;         // k_*: k at the requested reg
-    double *log_u, *log_v, *r, *s, *q;             // of the last accepted step
+        residual;                                       // level: reg / requested reg; the others: backends/factored.py
+    const double *requests;                             // three for each entry: problem, slot, step length or shift
+    const double *costs, *log_c_rows, *log_c_cols;      // M / requested reg; logarithms of the reference
+    const double *a, *b, *k_rows, *k_cols;              // k_*: k at the requested reg
+    double *log_u, *log_v, *r, *s, *q;                  // of the last accepted step
     double *next_u, *next_v, *next_r, *next_s, *next_q; // of the last trial step
     double *weighed, *back;                             // P_ij sqrt(fi_i / r_i), and sqrt(r_i / fi_i)
     double *soft;                                       // sum_i (1 - fi_i) P_ij

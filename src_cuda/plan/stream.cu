@@ -270,8 +270,7 @@ template <typename F> FN int64_t passed(int64_t n, double share, F mass) {
         const int64_t run = count > 32 ? (count + 31) / 32 : 1;
         double sum = run == 1 && lane < count ? mass(first + lane) : 0;
         for (int k = 0; run > 1 && k * run < count; k++) {
-            const int64_t begin = first + k * run, rest = count - k * run,
-                          end = begin + (rest < run ? rest : run);
+            const int64_t begin = first + k * run, rest = count - k * run, end = begin + (rest < run ? rest : run);
             double part = 0;
             for (int64_t j = begin + lane; j < end; j += 32) part += mass(j);
             part = warp_sum(part);

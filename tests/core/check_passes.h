@@ -35,7 +35,8 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
     }
 }
 
-static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int anderson_depth, int threads) {
+static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int anderson_depth,
+                              int threads) {
     const int64_t np = padded(n);
     mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype};
     state.limits = (mapuot_limits){
