@@ -1,5 +1,7 @@
 """Newton's steps with a factor converge where passes stall, give true answers, and use the Hessian."""
 
+from threading import Event
+
 import numpy as np
 import pytest
 from oracle import compiler
@@ -9,6 +11,7 @@ from mapuot.backends import factored
 from mapuot.backends.cpu import blas, core_solve
 from mapuot.backends.cpu.factored import HostPlans
 from mapuot.backends.settings import FACTORS
+from mapuot.threads import new_thread
 
 needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 
@@ -225,9 +228,6 @@ def test_factors_use_the_threads_asked_for(serial, soon, monkeypatch, using):
     """OpenBLAS took all cores whatever ``threads`` said, and two busy cores took ten times as long as one."""
     if not blas.libraries().lib_controllers:
         pytest.skip("this BLAS has no control of its threads")
-    with blas.limited(2):
-        if set(blas_threads()) != {2}:
-            pytest.skip("the BLAS of this process takes no second thread")
     before = blas_threads()
     seen = set()
     solve = HostPlans.solve
@@ -247,6 +247,29 @@ def test_solves_at_the_same_time_restore_the_threads_once():
     """The second solve must not take the limit of the first for the threads to restore."""
     before = blas_threads()
     with blas.limited(1), blas.limited(2):
+        assert blas_threads() == [1] * len(before)
+    assert blas_threads() == before
+
+
+def test_a_thread_that_ends_last_leaves_the_threads_as_they_were():
+    """The last of several solves restored what the first had set, from another thread: BLAS kept one thread."""
+    before = blas_threads()
+    is_set, may_end, has_ended = Event(), Event(), Event()
+
+    def first():
+        with blas.limited(1):
+            is_set.set()
+            may_end.wait(10)
+        has_ended.set()
+
+    new_thread(first)
+    assert is_set.wait(10)
+    with blas.limited(2):
+        assert blas_threads() == [1] * len(before)
+        may_end.set()
+        assert has_ended.wait(10)
+    assert blas_threads() == before
+    with blas.limited(1):
         assert blas_threads() == [1] * len(before)
     assert blas_threads() == before
 

@@ -7,11 +7,10 @@ OpenBLAS takes all cores, and its threads wait for each other by spinning: with 
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-LOCK = threading.Lock()
-USERS = list[ExitStack]()  # of each solve under way; the first one's holds the limit of all
+LIMITS = threading.Lock()  # held by the solve whose limit counts
 
 
 @functools.cache
@@ -25,18 +24,15 @@ def libraries() -> Any:
 
 @contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """Let BLAS use so many threads; of solves at the same time the first decides, and the last restores."""
-    limit = ExitStack()
-    with LOCK:
-        if USERS:
-            limit = USERS[0]
-        else:
-            limit.enter_context(libraries().limit(limits=threads))
-        USERS.append(limit)
-    try:
+    """Let BLAS use so many threads; of solves at the same time the first decides.
+
+    The thread that set a limit removes it: threadpoolctl 3.8 drops what another thread asks for, without a word.
+    """
+    if not LIMITS.acquire(blocking=False):
         yield
+        return
+    try:
+        with libraries().limit(limits=threads):
+            yield
     finally:
-        with LOCK:
-            USERS.pop()
-            if not USERS:
-                limit.close()
+        LIMITS.release()
