@@ -96,6 +96,18 @@ def clouds(m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1
     return Case(M / M.max(), a / a.sum(), ratio * b / b.sum(), reg, reg_m, **more)
 
 
+def totals_far_apart(seed: int, rho_b: float) -> Case:
+    """Return a problem of up to 4 x 4 points with equal masses a side, where a has 1e12 to 1e40 times the mass of b."""
+    rng = np.random.default_rng(seed)
+    m, n = (int(k) for k in rng.integers(1, 5, 2))
+    M = rng.random((m, n))
+    reg = 10 ** rng.uniform(-4, -2)
+    rho = 10 ** rng.uniform(0, 3)
+    ratio = 10 ** rng.uniform(12, 40)
+    size = 10 ** rng.uniform(-60, 0)
+    return Case(M, np.full(m, 1 / m) * size * ratio, np.full(n, 1 / n) * size, reg, (rho, rho_b))
+
+
 def arrays(m: int = 13, n: int = 17, seed: int = 0, dtype: type = float) -> list[Any]:
     """Return a, b, M and a reference, all at random: masses not 1."""
     rng = np.random.default_rng(seed)

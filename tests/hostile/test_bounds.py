@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from judge import claim_of, judge
 from oracle import compiler
+from problems import totals_far_apart
 
 import mapuot
 
@@ -78,19 +79,14 @@ def test_a_bound_is_true_where_totals_are_far_apart(pair, backend):
     """
     judged = 0
     for seed in (465, 707, 1131, *range(2000, 2030 if backend == "cpu" else 2004)):
-        rng = np.random.default_rng(seed)
-        m, n = (int(k) for k in rng.integers(1, 5, 2))
-        M = rng.random((m, n))
-        U = rng.uniform
-        reg = 10 ** U(-4, -2)
-        rho = 10 ** U(0, 3)
-        ratio = 10 ** U(12, 40)
-        size = 10 ** U(-60, 0)
-        sides = (np.full(m, 1 / m) * size * ratio, np.full(n, 1 / n) * size)
-        sides = sides[::-1] if pair[0] == "balanced" else sides
-        M = M.T if pair[0] == "balanced" else M
-        reg_m = tuple(np.inf if kind == "balanced" else rho for kind in pair)
-        found = failures(Problem(M, *sides, reg, reg_m, pair), backend, {"tol": 1e-6, "max_passes": 1000})
+        case = totals_far_apart(seed, np.inf)
+        M = case.M
+        sides = case.a, case.b
+        if pair[0] == "balanced":
+            M = M.T
+            sides = sides[::-1]
+        reg_m = tuple(np.inf if kind == "balanced" else case.reg_m[0] for kind in pair)
+        found = failures(Problem(M, *sides, case.reg, reg_m, pair), backend, {"tol": 1e-6, "max_passes": 1000})
         judged += found is not None
         assert found is None or not found[1], (seed, found)
     assert judged >= (15 if backend == "cpu" else 3)
