@@ -252,7 +252,7 @@ def test_solves_at_the_same_time_restore_the_threads_once():
 
 
 def test_a_thread_that_ends_last_leaves_the_threads_as_they_were():
-    """The last of several solves restored what the first had set, from another thread: BLAS kept one thread."""
+    """The last of several solves removed the limit of the first, from another thread: BLAS kept one thread."""
     before = blas_threads()
     is_set, may_end, has_ended = Event(), Event(), Event()
 
