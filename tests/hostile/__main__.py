@@ -4,6 +4,7 @@
     make hostile ARGS="--count 20000 --seed 7 --only warm"
     make hostile ARGS="--numbers extreme"                 masses of 1e-300 and the like in every trial
     make hostile ARGS="--largest 3"                       smaller problems: a small one that fails, too
+    make hostile ARGS="--only cuda --seconds 480 --block 20"   as many trials as fit, of every path alike
     make hostile ARGS="--only ranks --index 1234"         one trial again
 
 Exit code 1 if anything failed.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -39,7 +41,6 @@ from .trial import OVER_RANKS, PATHS
 from .worker import STALLS, trial_of
 
 TESTS = Path(__file__).resolve().parent.parent
-BLOCK = 100  # trials of one process
 LONGEST = 3600  # seconds of one process: ranks that wait for each other never end
 
 
@@ -108,6 +109,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--sides", choices=("all", "hard"), default="all", help="hard: most are balanced or ranges")
     parser.add_argument("--numbers", choices=("all", "usual", "extreme"), default="all", help="of every trial")
+    parser.add_argument("--block", type=int, default=100, help="trials of one process")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no other block after so long")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     return parser.parse_args(words)
 
@@ -120,16 +123,23 @@ def main(words: list[str]) -> int:
     begun = time.perf_counter()
     chosen = [x for x in lanes() if any(x.name == word if word in names else word in x.name for word in only)]
     counts = [max(1, round(args.count * lane.share)) for lane in chosen]
-    jobs = [(lane, first, min(BLOCK, count - first)) for lane, count in zip(chosen, counts, strict=True)
-            for first in range(0, count, BLOCK)]  # fmt: skip
+    jobs = [(lane, first, min(args.block, count - first)) for lane, count in zip(chosen, counts, strict=True)
+            for first in range(0, count, args.block)]  # fmt: skip
+    jobs.sort(key=lambda job: job[1])  # all paths in turn, so that each has its part where the seconds end
     if args.index is not None:
         jobs = [(lane, args.index, 1) for lane in chosen]
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
+
+    def in_time(*job: Any) -> dict[str, Any]:
+        if time.perf_counter() - begun > args.seconds:
+            return {"failures": []}
+        return run(*job)
+
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
         sizes = args.largest, args.sides, args.numbers
-        tasks = {pool.submit(run, lane, args.seed, first, count, *sizes): lane for lane, first, count in jobs}
+        tasks = {pool.submit(in_time, lane, args.seed, first, count, *sizes): lane for lane, first, count in jobs}
         for task in as_completed(tasks):
             lane = tasks[task]
             answer = task.result()
