@@ -113,10 +113,10 @@ class Coarse:
             return only
         stats: list[Stats] = []
         while len(stats) < count and (not stats or stats[-1].status == "running"):
-            stats += self.some(count - len(stats))
+            stats += self.some_passes(count - len(stats))
         return stats
 
-    def some(self, count: int) -> list[Stats]:
+    def some_passes(self, count: int) -> list[Stats]:
         """Make passes up to the next check: the guard may then have ended the correction, or a matrix may be due."""
         was_on = self.corrected and self.workspace.correcting
         if self.passes >= self.due:

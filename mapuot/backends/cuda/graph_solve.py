@@ -151,7 +151,7 @@ class SolveLaunches:
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
         fits = workspace.launch.persistent or options.symmetric
-        self.fits = fits and not workspace.some and workspace.lies.size <= IDLE_WORDS
+        self.fits = fits and not workspace.block_rows and workspace.memory.size <= IDLE_WORDS
         if not self.fits:
             return
         workspace.absorb(np.zeros(M.shape[1]))  # for costs of 0; ``begin`` recomputes everything that depends on M

@@ -245,10 +245,10 @@ def row_bytes(width: int, itemsize: int, threads: int) -> int:
 
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
     """Return the compiler's -D options for row_pass and finish_pass."""
-    lie = {"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER}
+    words = {"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER}
     if shape.SPREAD:
-        lie |= {"SPREAD": 1}
-    return lie | {"STORE": STORES[dtype], "KL_ROWS": int(kl[0]), "KL_COLS": int(kl[1])} | more
+        words |= {"SPREAD": 1}
+    return words | {"STORE": STORES[dtype], "KL_ROWS": int(kl[0]), "KL_COLS": int(kl[1])} | more
 
 
 def finish_job(options: dict[str, int]) -> Job:

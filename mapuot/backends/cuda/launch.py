@@ -97,19 +97,22 @@ def libcuda() -> Any:
 class Launch:
     """A kernel with its arguments laid out in advance, but for the words of a call: CuPy takes 10 us for the layout."""
 
-    def __init__(self, run: Any, shared: int, arguments: tuple[Any, ...], together: bool = False) -> None:
-        """``arguments``: records and numbers, None where the call gives a number; ``together``: cooperative."""
+    def __init__(self, run: Any, shared: int, arguments: tuple[Any, ...], cooperative: bool = False) -> None:
+        """``arguments``: records and numbers, None where the call gives a number.
+
+        ``cooperative``: blocks may wait for each other.
+        """
         driver = cp.cuda.driver
-        if together:
+        if cooperative:
             self.run = driver.launchCooperativeKernel
         else:
             self.run = driver.launchKernel
-        self.together = together
-        self.more = (0,) * (not together)  # one more argument of launchKernel
+        self.cooperative = cooperative
+        self.more = (0,) * (not cooperative)  # one more argument of launchKernel
         self.given = np.zeros(sum(x is None for x in arguments), np.uint64)
         cells = iter(self.given.reshape(-1, 1))
-        self.held = run, [next(cells) if x is None else np.asarray(x) for x in arguments]
-        self.places = (ctypes.c_void_p * len(arguments))(*(x.__array_interface__["data"][0] for x in self.held[1]))
+        self.arguments = run, [next(cells) if x is None else np.asarray(x) for x in arguments]
+        self.places = (ctypes.c_void_p * len(arguments))(*(x.__array_interface__["data"][0] for x in self.arguments[1]))
         self.function = run.kernel.ptr
         self.shared = shared
         self.address = ctypes.addressof(self.places)
@@ -155,13 +158,13 @@ class Chain:
             words = Node(one.function, blocks, 1, 1, threads, 1, 1, one.shared, one.address)
             node = ctypes.c_void_p()
             count = int(before is not None)
-            together = (ctypes.c_uint * 16)(one.together)
+            cooperative = (ctypes.c_uint * 16)(one.cooperative)
             if before is None:
                 last: Any = None
             else:
                 last = ctypes.byref(before)
             check(driver.cuGraphAddKernelNode(ctypes.byref(node), self.graph, last, count, ctypes.byref(words)))
-            check(driver.cuGraphKernelNodeSetAttribute(node, COOPERATIVE_LAUNCH, together))
+            check(driver.cuGraphKernelNodeSetAttribute(node, COOPERATIVE_LAUNCH, cooperative))
             self.nodes.append((node, ctypes.pointer(words)))
             before = node
         check(driver.cuGraphInstantiateWithFlags(ctypes.byref(self.run), self.graph, ctypes.c_ulonglong(0)))
@@ -304,12 +307,12 @@ class Persistent:
 
 
 @lru_cache(maxsize=256)
-def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persistent:
-    """Make Persistent(shape, *lie) once for these words of MAPUOT_CUDA; use flatter tiles if two do not fit."""
-    one = Persistent(shape, *lie)
+def fitted(device: int, words: frozenset[str], shape: Shape, *given: Any) -> Persistent:
+    """Make Persistent(shape, *given) once for these words of MAPUOT_CUDA; use flatter tiles if two do not fit."""
+    one = Persistent(shape, *given)
     if one.parts or shape.R == 1:
         return one
-    return fitted(device, words, replace(shape, R=shape.R // 2), *lie)
+    return fitted(device, words, replace(shape, R=shape.R // 2), *given)
 
 
 READY: set[tuple[Any, ...]] = set()  # keys (device, kind of passes) of kernels that are compiled
@@ -341,7 +344,7 @@ class Iterate:
             self.fit_portable(ld, dtype, kl)
 
     @property
-    def lie(self) -> LaunchLayout:
+    def layout(self) -> LaunchLayout:
         return LaunchLayout(self.parts, self.copies, self.anderson_depth, self.slab, self.ordered)
 
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...], bulk: bool) -> None:
@@ -354,11 +357,11 @@ class Iterate:
             together([*persistent_jobs(self.m, self.n, dtype, kl, bulk), *beside])
             READY.add(kind)
         for narrow, shape in zip((False, True), shapes, strict=True):
-            lie = self.m, ld, dtype, kl, narrow, self.anderson_depth
+            given = self.m, ld, dtype, kl, narrow, self.anderson_depth
             if shape is None:
                 one = None
             else:
-                one = fitted(*here, shape, *lie)
+                one = fitted(*here, shape, *given)
             made.append(one if one is not None and one.parts > 0 else None)
         self.wide, self.narrow = made
         if self.wide is None:
@@ -454,9 +457,9 @@ class Iterate:
         self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))
 
     def row_kernels(self) -> None:
-        self.some_rows(self.state)
+        self.pass_over_rows(self.state)
 
-    def some_rows(self, state: Any) -> None:
+    def pass_over_rows(self, state: Any) -> None:
         """Pass over the rows that ``state`` points at, and add their sums to the totals."""
         for name, grid in zip(self.halves, self.grids, strict=False):
             threads = 32 * self.shape.GW

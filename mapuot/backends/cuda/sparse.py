@@ -185,7 +185,7 @@ class SparseIterate(Iterate):
 
 
 class SparseWorkspace(DeviceWorkspace):
-    makes = PairOperator
+    operator_class = PairOperator
     launch: SparseIterate
     counted = 0  # products of Newton's steps that `leap` has reported
 
@@ -193,7 +193,7 @@ class SparseWorkspace(DeviceWorkspace):
         m = self.problem.shape[0]
         cost = self.problem.cost
         self.dtype = stores[0]
-        self.some = 0
+        self.block_rows = 0
         entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + index_bytes(cost.shape) + 8 * (self.problem.c is not None)
         pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * ANDERSON_DEPTHS[1]) * self.ld)
         need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns

@@ -53,19 +53,19 @@ def point_jobs(d: int, depth: int, wide: bool) -> list[Job]:
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
     kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
     if few:
-        lies = [{}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)]
+        variants = [{}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)]
         tops = "float64", number, {"TOPS": 1}
     else:
-        lies = [{}]
+        variants = [{}]
         tops = "float32", FORMS["products"], {"TOPS": 1}
-    for lie in lies:
-        for dtype, form, more in [*kinds, *([] if "HALVED" in lie else [tops])]:
-            narrow, part = dtype == "float32", lie if few else {"DEPTH": depth_of(d, dtype)}
+    for variant in variants:
+        for dtype, form, more in [*kinds, *([] if "HALVED" in variant else [tops])]:
+            narrow, part = dtype == "float32", variant if few else {"DEPTH": depth_of(d, dtype)}
             if narrow and not few:
                 part = {"STEPS": -(-d // STEP)}
             elif wide and form == EXPANDED and not few:
                 part = {"WIDE_CHUNKS": -(-d // WIDE_PIECE)}
-            if unit := lie.get("KEPT"):
+            if unit := variant.get("KEPT"):
                 part = {"KEPT": 1, "SPLIT": 32 * sizes_of(d, narrow, False, True)[0] // unit}
             jobs.append(sums_job(KL, depth, d, narrow, form, **more, **part))
     return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options), "gather_sums")]
@@ -85,8 +85,8 @@ def pair_jobs(depth: int, bulk: bool) -> list[Job]:
     """List the kernels of passes over stored pairs with fewer than 65536 rows and columns."""
     options = [pair_options("float32", KL, depth, own, held=held) for own in OWN[depth] for held in (False, True)]
     if bulk and depth == ANDERSON_DEPTHS[0]:  # pairs that may carry mass in a dense M
-        lies = (1, False), (1, True), (CLUSTER, False)
-        options += [pair_options("float64", KL, depth, depth, held=h, CLUSTER=c, LEAPS=1) for c, h in lies]
+        variants = (1, False), (1, True), (CLUSTER, False)
+        options += [pair_options("float64", KL, depth, depth, held=h, CLUSTER=c, LEAPS=1) for c, h in variants]
     return [("iterate.cu", "iterate_pairs", each) for each in options]
 
 

@@ -82,20 +82,20 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def layout(m: int, ld: int, in_place: bool, lie: LaunchLayout) -> Layout:
+def layout(m: int, ld: int, in_place: bool, launch: LaunchLayout) -> Layout:
     """Lay out the vectors of a solve, so that the vectors written by absorb are contiguous, and the results, too."""
-    copies = lie.copies
-    parts = max(BLOCKS, lie.parts)
+    copies = launch.copies
+    parts = max(BLOCKS, launch.parts)
     report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
     words = {"u_log": m, "r": m, "x": ld, "s": ld, "x_next": copies * ld, "report": report}
     words |= {"alpha": m, "beta": ld} | dict.fromkeys(("v_scale", "narrow_v"), copies * ld)
     words |= {"cols": len(COLUMN_VECTORS) * whole_lines(ld), "point": 4 * m}
     words |= {"scalars": 2 * parts * SCALARS, "sums": 3 * ld}
     words |= dict.fromkeys(("image", "residual"), copies * ld)
-    words |= dict.fromkeys(("dF", "dG"), copies * lie.anderson_depth * ld)
+    words |= dict.fromkeys(("dF", "dG"), copies * launch.anderson_depth * ld)
     words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
     words |= {"work": 2 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
-    words |= {"slab": lie.slab * ld * lie.ordered, "partial": 2 * parts * POSTS, "barrier": 32}
+    words |= {"slab": launch.slab * ld * launch.ordered, "partial": 2 * parts * POSTS, "barrier": 32}
     places = {}
     at = 0
     for name, count in words.items():
@@ -103,10 +103,10 @@ def layout(m: int, ld: int, in_place: bool, lie: LaunchLayout) -> Layout:
         at += whole_lines(count)
     # up: written by absorb; down: read after a launch; left: passes add to it
     several = ("up", "x_next", "scalars", SCALARS), ("down", "u_log", "report", 0), ("left", "scalars", "sums", 0)
-    for name, first, last, some in several:
+    for name, first, last, words_of_last in several:
         at_first = places[first][0]
         at_last, all_of = places[last]
-        places[name] = at_first, at_last + (some or all_of) - at_first
+        places[name] = at_first, at_last + (words_of_last or all_of) - at_first
     fields: Any = STATE.fields
     address = {fields[name][1]: 8 * first for name, (first, count) in places.items() if count and name in POINTERS}
     cols, at_cols = fields["cols"]
@@ -164,13 +164,13 @@ def weighed(weight: F64, x: F64, rate: float) -> F64:
 class DeviceWorkspace(Workspace):
     """One solve: both sides, the column sums, Anderson's history, and the State that points at them and at K.
 
-    If K does not fit on the device, in the storage asked for or a coarser one, every pass makes it again, ``some`` rows
-    at once.
+    If K does not fit on the device, in the storage asked for or a coarser one, every pass makes it again,
+    ``block_rows`` rows at once.
     """
 
-    some = 0
+    block_rows = 0  # rows of K that a pass makes at once; 0: K is stored
     unbuilt = False  # alpha and beta are staged, but K is not built from them yet
-    makes = DeviceOperator
+    operator_class = DeviceOperator
     key: Any = None  # key in IDLE: a later solve finds this workspace by it
     sides: Any = None  # kept alive: the key contains the ids of the sides
     read_all = False  # True: nothing is running on the device
@@ -187,11 +187,11 @@ class DeviceWorkspace(Workspace):
         if self.dtype == "made":
             self.dtype = "float64"
         self.ld = -(-problem.shape[1] // PAD) * PAD
-        self.held = isinstance(problem.rows.weight, cp.ndarray)  # are the problem's vectors on the device?
+        self.on_device = isinstance(problem.rows.weight, cp.ndarray)  # the vectors of the problem
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
         self.state = np.zeros((), STATE)
         self.downloaded: Views | None
-        self.operator = self.makes(*parts_of(problem))
+        self.operator = self.operator_class(*parts_of(problem))
         self.take_kernel()
         self.allocate()
         self.constants()
@@ -201,7 +201,9 @@ class DeviceWorkspace(Workspace):
     def open_coarse(self) -> None:
         """Make the coarse correction of passes."""
         corrects = (
-            self.launch.anderson_depth > ANDERSON_DEPTHS[0] and not self.some and self.problem.cost.operator == "tiles"
+            self.launch.anderson_depth > ANDERSON_DEPTHS[0]
+            and not self.block_rows
+            and self.problem.cost.operator == "tiles"
         )
         if corrects:
             depth = int(self.state["limits"]["anderson_depth"])
@@ -212,7 +214,7 @@ class DeviceWorkspace(Workspace):
     def load(self, problem: Problem) -> None:
         """Take another M between the same sides, and allocate its K."""
         self.problem = problem
-        self.operator = self.makes(*parts_of(problem))
+        self.operator = self.operator_class(*parts_of(problem))
         self.make_K()
         self.launch.graphs.clear()  # they hold the state as it was
         self.launch.parity, self.fresh = 0, False
@@ -222,11 +224,11 @@ class DeviceWorkspace(Workspace):
     @property
     def reads(self) -> str:
         """Name the matrix that passes read now, and the kind of kernels."""
-        if self.some:
+        if self.block_rows:
             what = "float64 rows"
         else:
             what = super().reads
-        if type(self) is DeviceWorkspace and not self.some:
+        if type(self) is DeviceWorkspace and not self.block_rows:
             what = f"{self.dtype} tiles"
         return f"{what} on a GPU, {'persistent' if self.launch.persistent else 'portable'}"
 
@@ -241,16 +243,16 @@ class DeviceWorkspace(Workspace):
         n = self.problem.shape[1]
         self.make_K()
         build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
-        lie = (self.some or self.most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,)
-        self.launch = Iterate(self.state, *lie, portable=self.some > 0 or self.options.symmetric)
+        given = (self.block_rows or self.most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,)
+        self.launch = Iterate(self.state, *given, portable=self.block_rows > 0 or self.options.symmetric)
 
     def make_K(self) -> None:  # noqa: N802
-        self.operator.store(self.dtype, self.some or self.problem.shape[0])
+        self.operator.store(self.dtype, self.block_rows or self.problem.shape[0])
         self.operator.stages = Carrier(), Carrier()
         self.state["kernel"] = self.operator.K.data.ptr
 
     def find_room(self, stores: list[str]) -> None:
-        """Choose the first of these storages of K that fits on all ranks; else ``some`` rows at once, in float64."""
+        """Choose the first of these storages of K that fits on all ranks; else make blocks of rows in float64."""
         m = self.problem.shape[0]
         ranks = self.problem.ranks
         sizes = [m * self.ld * ITEMSIZE[name] for name in stores]
@@ -261,11 +263,11 @@ class DeviceWorkspace(Workspace):
             need_memory(sizes[0], self.dtype, beside[0])
         elif (found := int(ranks.max(fits))) < len(sizes):
             self.dtype = stores[found]
-            self.some = 0
+            self.block_rows = 0
         else:
             self.dtype = "float64"
-            self.some = max(1, min(self.most, DEVICE_ARRAYS.block_bytes // (8 * self.ld)))
-            need_memory(0, self.dtype, self.beside("float64") + 8 * self.some * self.ld)
+            self.block_rows = max(1, min(self.most, DEVICE_ARRAYS.block_bytes // (8 * self.ld)))
+            need_memory(0, self.dtype, self.beside("float64") + 8 * self.block_rows * self.ld)
             self.options = replace(self.options, symmetric=False)  # kernels cannot map rows of a block to v
 
     def beside(self, dtype: str) -> int:
@@ -284,27 +286,27 @@ class DeviceWorkspace(Workspace):
             given = c.array
         return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
 
-    def layout(self, lie: LaunchLayout) -> Layout:
-        return layout(self.problem.shape[0], self.ld, self.options.in_place, lie)
+    def layout(self, launch: LaunchLayout) -> Layout:
+        return layout(self.problem.shape[0], self.ld, self.options.in_place, launch)
 
     def allocate(self) -> None:
-        self.lies = self.layout(self.launch.lie)
-        if self.held:
+        self.memory = self.layout(self.launch.layout)
+        if self.on_device:
             zeros = vectors.zeros
         else:
             zeros = cp.zeros
-        self.arrays = Views(zeros(self.lies.size), self.lies.places)
+        self.arrays = Views(zeros(self.memory.size), self.memory.places)
         self.downloaded = None
         self.fresh = True
-        first, count = self.lies.places["up"]
-        if self.held:
+        first, count = self.memory.places["up"]
+        if self.on_device:
             self.staged = self.arrays
         else:
-            self.staged = Views(pinned(count), self.lies.places, first)
-        if not self.held:
+            self.staged = Views(pinned(count), self.memory.places, first)
+        if not self.on_device:
             self.staged.block[:] = 0
         address = np.uint64(self.arrays.block.data.ptr)
-        self.state.reshape(1).view(np.uint64)[self.lies.slots] = address + self.lies.offsets
+        self.state.reshape(1).view(np.uint64)[self.memory.slots] = address + self.memory.offsets
 
     def constants(self) -> None:
         problem, options, state = self.problem, self.options, self.state
@@ -351,8 +353,8 @@ class DeviceWorkspace(Workspace):
         return bool(self.progress["coarse"])
 
     def put(self, name: str, values: F64) -> None:
-        first, count = self.lies.places["up"]
-        sent = self.held or first <= self.lies.places[name][0] < first + count
+        first, count = self.memory.places["up"]
+        sent = self.on_device or first <= self.memory.places[name][0] < first + count
         part = (self.staged if sent else self.arrays)[name][: len(values)]
         if sent:
             part[:] = values
@@ -373,18 +375,18 @@ class DeviceWorkspace(Workspace):
     def set_dual_constants(self, d: F64, off: Any) -> None:
         """Set the dual's constants, and rho a of KL rows; passes add reg a (log u - d) for hard rows: add reg a d."""
         rows = self.problem.rows
-        terms = held = 0.0
+        terms = hard_mass = 0.0
         if self.kl[0] and not self.options.symmetric:
             used = np.where(off, 0.0, rows.weight)
             hard = np.where(rows.hard, used, 0.0)
             terms = float((rows.soft_rho * used).sum())
-            held = float(hard.sum())
-            if held:
+            hard_mass = float(hard.sum())
+            if hard_mass:
                 terms += self.problem.reg * float((hard * np.where(hard > 0, d, 0.0)).sum())
         total, scale = self.dual_constants()
         self.progress["dual_constant"] = total + rows.ranks.sum(terms)
         self.state["limits"]["dual_scale"] = scale
-        self.state["hard_weight"] = rows.ranks.sum(held)
+        self.state["hard_weight"] = rows.ranks.sum(hard_mass)
         self.launch.graphs.clear()  # graphs contain a copy of the old state
 
     def set_rows(self, d: F64, off: Any) -> None:
@@ -430,14 +432,14 @@ class DeviceWorkspace(Workspace):
         """Send progress and all staged vectors; mark all posts of blocks as unset."""
         self.read_all = False
         vectors.fill(self.arrays["partial"], UNSET)
-        if self.held:
+        if self.on_device:
             self.send_report()
             return
         self.staged["report"][: 2 * PROGRESS.itemsize] = self.report
         self.arrays["up"].set(self.staged.block, stream=cp.cuda.get_current_stream())
         if self.unbuilt:
             self.operator.build(
-                self.arrays["alpha"], self.arrays["beta"], float(self.state["limits"]["flush"]), not self.some
+                self.arrays["alpha"], self.arrays["beta"], float(self.state["limits"]["flush"]), not self.block_rows
             )
             self.unbuilt = False
 
@@ -472,11 +474,11 @@ class DeviceWorkspace(Workspace):
             self.resume()
         if self.progress["status"] == COARSE:
             self.refine()
-        if ranks.size == 1 and not self.some:
+        if ranks.size == 1 and not self.block_rows:
             self.downloaded = None
             self.launch(min(count, self.launch.most), int(self.progress["passes"]) + before)
             return
-        for _ in range(1 if self.some else min(count, PASSES_A_READ)):
+        for _ in range(1 if self.block_rows else min(count, PASSES_A_READ)):
             with ranks.adding(self.sums):
                 self.row_pass()
             self.finish_pass()
@@ -488,16 +490,16 @@ class DeviceWorkspace(Workspace):
 
     def row_pass(self) -> None:
         """Launch the row half of a pass; if ranks share the rows, the caller adds up ``sums`` before finish_pass."""
-        if not self.some:
+        if not self.block_rows:
             self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
             return
-        for i0, i1, M, c in self.operator.blocks(most=self.some):
+        for i0, i1, M, c in self.operator.blocks(most=self.block_rows):
             self.operator.fill(i0, i1, M, c, float(self.state["limits"]["flush"]))
             part = self.state.copy()
             part["m"] = i1 - i0
             for name, numbers in (("point", 4), ("u_log", 1), ("r", 1), ("u_scale", 1)):
                 part[name] += 8 * numbers * i0
-            self.launch.some_rows(part)
+            self.launch.pass_over_rows(part)
         self.launch.gather()
 
     def finish_pass(self) -> None:
@@ -508,7 +510,7 @@ class DeviceWorkspace(Workspace):
     def read(self) -> list[Stats]:
         """Read progress and trace after a launch."""
         self.problem.ranks.all(None)  # ranks learn here of a failed rank, before they wait for their GPUs
-        if not self.held and self.lies.places["down"][1] <= MOST_WORDS:
+        if not self.on_device and self.memory.places["down"][1] <= MOST_WORDS:
             self.downloaded = self.download()
         if self.downloaded is None:
             there = self.arrays
@@ -530,15 +532,15 @@ class DeviceWorkspace(Workspace):
     @property
     def answers(self) -> Views:
         """Return u_log, r, x, s and x_next where the sides' vectors are; one transfer brings them to the host."""
-        if self.held:
+        if self.on_device:
             return self.arrays
         if self.downloaded is None:
             self.downloaded = self.download()
         return self.downloaded
 
     def download(self) -> Views:
-        first, count = self.lies.places["down"]
-        return Views(self.arrays["down"].get(out=pinned(count)), self.lies.places, first)
+        first, count = self.memory.places["down"]
+        return Views(self.arrays["down"].get(out=pinned(count)), self.memory.places, first)
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
@@ -581,7 +583,7 @@ def workspace_of(problem: Problem, options: Options, skip: Truncation | None = N
         except MemoryError:  # a new workspace may fit with a coarser storage
             pass
     made = DeviceWorkspace(problem, options, skip)
-    if not (made.some or made.held) and made.lies.size <= IDLE_WORDS:
+    if not (made.block_rows or made.on_device) and made.memory.size <= IDLE_WORDS:
         made.key = key
         made.sides = problem.rows, problem.cols
     return made
