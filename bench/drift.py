@@ -1,4 +1,4 @@
-"""drift: batches as a training step and as a screen, on a CPU or a GPU.
+"""drift: batches as a training step and as a screen, and pairs drawn within jax.jit, on a CPU or a GPU.
 
 A drift step moves generated points towards data and away from each other, as one-step generators do: G groups of N
 points, M data points for each, four temperatures, plan times points less the plan of the points with themselves. It is
@@ -9,10 +9,16 @@ of each pair's costs, certified to 1e-3. Beside it are padded batches in torch a
 (float32, stored costs, until potentials change by less than 1e-4 of reg), and a torch loop over the pairs with smaller
 changes, until its error is no larger than ours. Errors are against tol 1e-8 on some of the pairs. Peers are timed on
 these pairs, and the time of all pairs follows from their number.
+
+A match draws n pairs from the plan between n and n points in the plane, within jax.jit: `mapuot.jax.match` to tol 1e-2
+beside iterations on logarithms in float32 as OTT makes them, until the marginals of the rows miss less than 1e-2, and
+pairs drawn from the plan in memory. Errors are distances of the plans from one certified to 1e-8, over its mass.
 """
 
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -30,14 +36,16 @@ TEMPERATURES = (0.05, 0.1, 0.2, 0.5)  # of the mean squared distance
 SHARE = 0.05  # reg of a screen, of the standard deviation of the costs
 TOGETHER = 50  # pairs of one padded batch in torch: 200 MB of costs at 1000 x 1000
 LOOPED = 20  # pairs of the loop in torch
-MOST = 5000  # iterations in torch
+MOST = 5000  # iterations of a peer
+MATCH_TOL = 1e-2
+PENALTIES = {"soft": 1.0, "balanced": np.inf}  # reg_m of a match, in units of the mean squared distance
 SEED = 0
 
 
 def sizes_of(args: Any) -> dict[str, Any]:
     if args.quick:
-        return {"drift": (8, 16, 64, 2), "screen": (8, 20, 60, 10, 6)}
-    return {"drift": (128, 64, 512, 2), "screen": (200, 50, 1000, 50, 100)}
+        return {"drift": (8, 16, 64, 2), "screen": (8, 20, 60, 10, 6), "match": (64,)}
+    return {"drift": (128, 64, 512, 2), "screen": (200, 50, 1000, 50, 100), "match": (256, 1024, 4096)}
 
 
 def here(x: Any, args: Any) -> Any:
@@ -211,8 +219,90 @@ def screen_rows(args: Any) -> list[dict[str, Any]]:
     return rows
 
 
+# ---- pairs within jax.jit
+
+
+def jax_plan(x: Any, y: Any, reg: float, reg_m: float) -> Any:
+    """Return the plan of iterations on logarithms, with a test in every tenth, and how many were made."""
+    import jax
+    import jax.numpy as jnp
+
+    n = len(x)
+    fi = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg)
+    logs = ((x[:, None] - y[None]) ** 2).sum(-1) / -reg - 2 * np.log(n)
+
+    def iterate(f: Any, g: Any) -> tuple[Any, Any]:
+        f = -fi * (jax.nn.logsumexp(logs + g[None], 1) + np.log(n))
+        return f, -fi * (jax.nn.logsumexp(logs + f[:, None], 0) + np.log(n))
+
+    def ten(state: Any) -> Any:
+        f, g, _, made = state
+        for _ in range(9):
+            f, g = iterate(f, g)
+        new, g = iterate(f, g)
+        # the rows have e^(f - new / fi) / n, and their penalty asks for e^(-k f) / n, k = 1 / fi - 1
+        missed = jnp.abs(jnp.exp(f - new / fi) - jnp.exp(f * (1 - 1 / fi))).sum() / n
+        return new, g, missed, made + 10
+
+    zeros = jnp.zeros(n, x.dtype)
+    f, g, _, made = jax.lax.while_loop(
+        lambda state: (state[2] > MATCH_TOL) & (state[3] < MOST), ten, (zeros, zeros, jnp.asarray(jnp.inf, x.dtype), 0)
+    )
+    return jnp.exp(logs + f[:, None] + g[None]), made
+
+
+def jax_match(x: Any, y: Any, key: Any, reg: float, reg_m: float) -> Any:
+    """Draw pairs from the flattened plan."""
+    import jax
+
+    plan, _ = jax_plan(x, y, reg, reg_m)
+    drawn = jax.random.choice(key, plan.size, (len(x),), p=plan.ravel() / plan.sum())
+    return drawn // len(y), drawn % len(y)
+
+
+def match_rows(args: Any) -> list[dict[str, Any]]:
+    import jax
+
+    from mapuot.jax import match
+
+    device = jax.devices("gpu" if args.device == "gpu" else "cpu")[0]
+    rows = []
+    for n in sizes_of(args)["match"]:
+        rng = np.random.default_rng(SEED)
+        points = rng.normal(size=(n, 2)), rng.normal(size=(n, 2)) + 1
+        unit = float(((points[0][:, None] - points[1]) ** 2).sum(-1).mean())
+        x, y = (jax.device_put(np.asarray(z, np.float32), device) for z in points)
+        key = jax.device_put(jax.random.key(0), device)
+        for name, share in PENALTIES.items():
+            given = {"reg": SHARE * unit, "reg_m": share * unit}
+            ours = jax.jit(partial(match, tol=MATCH_TOL, **given))
+            theirs = jax.jit(partial(jax_match, **given))
+            for call, whose in ((ours, "mapuot"), (theirs, "jax")):
+                jax.block_until_ready(call(x, y, key))  # compiles
+                times = []
+                for _ in range(5 if args.quick else 30):
+                    begin = time.perf_counter()
+                    jax.block_until_ready(call(x, y, key))
+                    times.append(time.perf_counter() - begin)
+                rows.append({"name": whose, "n": n, "penalty": name, "seconds": float(np.median(times))})
+            cost = mapuot.PointCloud(*(np.asarray(z, np.float64) for z in (x, y)))
+            exact = mapuot.solve(cost, tol=EXACT, backend="cpu", **given).plan
+            plan, made = jax.jit(partial(jax_plan, **given))(x, y)
+            rows[-1] |= {"iterations": int(made), "error": relative(np.asarray(plan, np.float64), exact)}
+            rows[-2] |= {"error": relative(mapuot.solve(cost, tol=MATCH_TOL, **given).plan, exact)}
+    return rows
+
+
+def relative(plan: Any, exact: Any) -> float:
+    """Return the distance of two plans over the mass of the second."""
+    return float(np.abs(plan - exact).sum() / exact.sum())
+
+
 def run(args: Any) -> dict[str, Any]:
-    return {"drift": drift_rows(args), "screen": screen_rows(args)}
+    found = {"drift": drift_rows(args), "screen": screen_rows(args)}
+    if find_spec("jax"):
+        found["match"] = match_rows(args)
+    return found
 
 
 def tables(data: dict[str, Any]) -> str:
@@ -221,7 +311,12 @@ def tables(data: dict[str, Any]) -> str:
         [row["name"], row["pairs"], row["timed"], common.three(row["seconds"]), common.short(row["error"])]
         for row in data["screen"]
     ]
+    match = [
+        [row["name"], row["penalty"], row["n"], common.three(1e3 * row["seconds"]), common.short(row["error"]),
+         row.get("iterations", "")] for row in data.get("match", ())
+    ]  # fmt: skip
     return common.text_of(
         f"{common.machine_line(data)}:", common.table(["drift step", "ms", "relative error"], drift),
         common.table(["screen", "pairs", "timed", "s", "largest relative error"], screen),
+        common.table(["pairs within jax.jit", "reg_m", "points", "ms", "plan error", "iterations"], match),
     )  # fmt: skip
