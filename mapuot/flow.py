@@ -62,9 +62,9 @@ class PendingResult(Tensors):
             if self._captured is None:
                 self._costs = on_device.distances(array_of(x), array_of(y))
                 return
-        self._room = torch.empty(self._captured.room, dtype=torch.float64, device=x.device)
+        self._buffer = torch.empty(self._captured.words, dtype=torch.float64, device=x.device)
         self._pairs = torch.empty((2, x.shape[0]), dtype=torch.int64, device=x.device)
-        at = self._room.data_ptr()
+        at = self._buffer.data_ptr()
         to = self._pairs.data_ptr()
         seed = seed_of(rng)
         self._pending = self._captured.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
@@ -74,7 +74,7 @@ class PendingResult(Tensors):
         if self._captured is None:
             self._costs.device.synchronize()  # the work may be on another stream
             return solve(self._costs, **self._options)
-        result, costs = self._captured.result(self._pending, array_of(self._room))
+        result, costs = self._captured.result(self._pending, array_of(self._buffer))
         if result is None:
             self._pairs = None
             return solve(costs, **self._options)

@@ -72,7 +72,7 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
 
 
 class PendingSolve:
-    """A launched solve."""
+    """A solve that runs on a GPU; its members wait for the end."""
 
     def __init__(self, problem: PlainProblem, sent: Any) -> None:
         """``problem``: with the options of the answer, not of the passes."""
@@ -154,17 +154,17 @@ class CapturedSolve(NamedTuple):
 
     problem: PlainProblem  # without costs
     prepared: Any
-    room: int  # size of a solve's buffer on the device, in words
+    words: int  # length of the buffer of a solve on the device
 
     def begin(self, *places: Any) -> PendingSolve:
         """Launch a solve and, after it, a draw of pairs; ``places``: the arguments of `SolveLaunches.between`."""
         return PendingSolve(self.problem, self.prepared.between(*places))
 
-    def result(self, pending: PendingSolve, room: Any) -> "tuple[DeviceResult | None, Any]":
-        """Wait for a solve; return its result or None, and the costs M, a view of its buffer ``room``."""
-        M, exponents = self.prepared.parts(room)
+    def result(self, pending: PendingSolve, buffer: Any) -> "tuple[DeviceResult | None, Any]":
+        """Wait for a solve; return its result or None, and the costs M, a view of its ``buffer``."""
+        M, exponents = self.prepared.views(buffer)
         pending.problem = pending.problem._replace(cost=Dense(M))
-        pending.sent = pending.sent.apart(self.prepared, exponents)
+        pending.sent = pending.sent.copied(self.prepared, exponents)
         return pending.result(), M
 
 
@@ -195,7 +195,7 @@ def between(
     if not prepared.fits or not prepared.workspace.launch.persistent:
         return None
     unread = problem._replace(cost=None, options=options)
-    return CapturedSolve(unread, prepared, prepared.room[-1])
+    return CapturedSolve(unread, prepared, prepared.buffer_ends[-1])
 
 
 def distances(x: Any, y: Any) -> Any:
@@ -266,7 +266,7 @@ class DeviceResult(LazyResult):
             return super()._pairs(size, rng, method)
         given = self._found.exponents
         if method == "independent":  # the device draws from a seed: no transfer of random numbers
-            pairs = self._found.prepared.drawn(self._plain.cost.array, given, size, seed_of(rng))
+            pairs = self._found.prepared.draw_pairs(self._plain.cost.array, given, size, seed_of(rng))
         else:
             shares = row_shares(size, rng, method), rng.random(size)
             pairs = self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)

@@ -531,7 +531,7 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
     drawn = [[np.random.default_rng(k).normal(size=(n, d)) for n in (40, 33)] for k, d in enumerate((1, 2, 9))]
     turns = [between((0, 0, None), 40, 33, d, np.dtype(dtype).itemsize, reg, reg_m, tol=tol)
              for d in (1, 2, 9)]  # fmt: skip
-    rooms = [cp.empty(turn.room) for turn in turns]
+    rooms = [cp.empty(turn.words) for turn in turns]
     pairs = cp.empty((3, 2, 40), np.int64)
     before = []
     for scale in (1, 0.5):
@@ -555,7 +555,7 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
                 assert np.abs(found.plan.get() - right.plan).sum() <= 2 * tol * right.mass
                 assert found._stream.alpha.data.ptr == found._found.exponents.data.ptr  # its plan
                 assert found.mass == found.trace[-1].mass
-            again = own._found.prepared.drawn(costs_there, own._found.exponents, 40, 5)
+            again = own._found.prepared.draw_pairs(costs_there, own._found.exponents, 40, 5)
             np.testing.assert_array_equal(pairs[k].get(), [z.get() for z in again])
             before.append((own.log_u, own.log_u.copy()))
     for now, then in before:

@@ -34,12 +34,12 @@ from .workspace import IDLE_WORDS, MOST_IDLE, SAFE_RANGE, DeviceWorkspace
 TOGETHER_AT_ONCE = 8  # passes of one potential between two status checks: most solves take 5 to 10
 BLOCK_ENTRIES = 1 << 11  # least entries of M for a block of ``begin``: a smaller grid synchronises faster
 HEAD = 8  # words of an answer before its trace
-TOLD = HEAD + TRACE_PASSES * STATS.itemsize // 8  # words before log u, log v and the marginals
-TRACED = STATS.itemsize // 8  # words of a pass
+LOGS_AT = HEAD + TRACE_PASSES * STATS.itemsize // 8  # the place of log u, log v and the marginals in an answer
+PASS_WORDS = STATS.itemsize // 8  # of a record of the trace
 MASS = list(STATS.names or ()).index("mass")  # the place of a pass's mass
 WARP_BYTES = 32  # of shared memory for each warp of ``begin``
 FEW_POSTS = 32  # POSTS of state.cuh, if passes keep few differences
-MOST_ROOMS = 16  # buffers with a graph of their own: an allocator returns few different ones
+MOST_BUFFERS = 16  # buffers with a graph of their own: an allocator returns few different ones
 LEFT_AFTER = 3  # end a call after 3 times the passes that finding clusters costs: most solves end before
 ALIGNED = 16  # bytes; M must begin at a multiple
 
@@ -102,15 +102,15 @@ class LaunchedSolve:
     def mass(self) -> float:
         """Wait for the mass of the plan; NaN unless the solve has converged."""
         if self.status == CONVERGED:
-            return float(self.numbers[self.end - TRACED + MASS])
+            return float(self.numbers[self.end - PASS_WORDS + MASS])
         return math.nan
 
     @property
     def end(self) -> int:
         """Return the index of the word behind the trace."""
-        return HEAD + int(self.numbers[1]) * TRACED
+        return HEAD + int(self.numbers[1]) * PASS_WORDS
 
-    def apart(self, prepared: Any, exponents: Any) -> "LaunchedSolve":
+    def copied(self, prepared: Any, exponents: Any) -> "LaunchedSolve":
         """Wait for the solve, then copy its numbers out of the shared buffer."""
         self.ended.synchronize()
         one = copy.copy(self)
@@ -123,7 +123,7 @@ class LaunchedSolve:
         """Return the answer. For an unfinished solve only log v and the passes are valid."""
         low, high = self.numbers[2:4].tolist()
         trace = self.numbers[HEAD : self.end].tobytes()
-        return DeviceAnswer(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
+        return DeviceAnswer(self.numbers[LOGS_AT:], self.exponents, trace, self.mass, (low, high), self.prepared)
 
 
 def jobs(cost: Any, dtype: str) -> list[Job]:
@@ -133,7 +133,7 @@ def jobs(cost: Any, dtype: str) -> list[Job]:
 
 
 class SolveLaunches:
-    """The launches of calls that have everything but M in common."""
+    """The launches of solves that differ in M only: kernels, their arguments, and vectors on the device."""
 
     ended: Any = None  # an event behind the last launch
 
@@ -165,15 +165,15 @@ class SolveLaunches:
         workspace.operator = workspace.problem = workspace.coarse = None  # type: ignore[assignment]  # they hold M
         self.workspace, self.state = workspace, workspace.state
         self.compile(M, workspace.dtype, kind)
-        at = M.size
         words = -(-math.prod(self.K[0]) * self.K[1].itemsize // 16) * 2
-        self.room = words, words + at, words + at + 2 * len(M) + M.shape[1]  # ends of K, of M and of the exponents
+        # where K, M and the exponents end in the buffer of a solve between points, in words
+        self.buffer_ends = words, words + M.size, words + M.size + 2 * len(M) + M.shape[1]
 
     def fill(self, workspace: DeviceWorkspace, problem: Problem, most_range: float) -> None:
         """Fill the record of ``begin``."""
         (m, n), rows, cols, launch = problem.shape, problem.rows, problem.cols, workspace.launch
         self.shape = m, n
-        self.words = 2 * (m + n) + TOLD
+        self.words = 2 * (m + n) + LOGS_AT
         self.logs = on_device(rows.log_weight, cols.log_weight)
         self.start = cp.asarray(np.frombuffer(workspace.progress.tobytes(), np.float64))
         self.beside = cp.zeros(4 * (BLOCKS + 1) + n)
@@ -216,26 +216,27 @@ class SolveLaunches:
             parts.append(self.tell)
         if kind:
             parts = [costs_of(m, n, *kind[:2]), *parts, (self.draw, -(-kind[2] // 8), 256)]
-            self.rooms: dict[int, tuple[Chain, LaunchedSolve]] = {}  # by address of a buffer: its graph, and its solve
+            # by address of a buffer: the graph and the solve that use it
+            self.buffer_graphs: dict[int, tuple[Chain, LaunchedSolve]] = {}
         self.chain = Chain(*parts)
 
-    def draws(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
-        """Return the words of a draw of pairs (2, size); the row masses lie behind the exponents."""
+    def draw_words(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
+        """Return the words that the launch of ``draw`` takes; the row masses lie behind the exponents."""
         m, n = self.shape
         self.view[2] = M
         self.view[8] = exponents
         self.view[9] = exponents + 8 * m  # View: M, alpha and beta
         return exponents + 8 * (m + n), seed, pairs, size, pairs + 8 * size
 
-    def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> Any:
+    def draw_pairs(self, M: Any, exponents: Any, size: int, seed: int) -> Any:
         """Draw pairs from the plan, (2, size)."""
         pairs = cp.empty((2, size), np.int64)
         with self.lock:
-            given = self.draws(M.data.ptr, exponents.data.ptr, pairs.data.ptr, size, seed)
+            given = self.draw_words(M.data.ptr, exponents.data.ptr, pairs.data.ptr, size, seed)
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
         return pairs
 
-    def take_rounding(self, rate: float, rest: float, formed: Any) -> None:
+    def set_rounding(self, rate: float, rest: float, formed: Any) -> None:
         """Set the rounding of costs; ``formed``: the rounding of their matrix, a number or a `SquareRounding`."""
         if isinstance(formed, SquareRounding):
             beside = formed.sizes.data.ptr, formed.rate
@@ -245,80 +246,83 @@ class SolveLaunches:
         self.record["cost_rate"], self.record["cost_rest"] = rate, rest
         self.record["sizes"], self.record["size_rate"] = beside
 
-    def wait(self, on: int) -> None:
+    def wait(self, on_stream: int) -> None:
         """Make this stream wait for earlier launches, which may have been on another stream with the same handle."""
-        if self.ended and on:  # stream 0 is always the same stream; a wait takes 10 us
-            cp.cuda.runtime.streamWaitEvent(on, self.ended.ptr)
+        if self.ended and on_stream:  # stream 0 is always the same stream; a wait takes 10 us
+            cp.cuda.runtime.streamWaitEvent(on_stream, self.ended.ptr)
 
-    def place(self, M: int, K: int, exponents: int, sent: LaunchedSolve) -> tuple[int, ...]:
-        """Set the addresses of a call; return the words of ``tell``."""
+    def set_addresses(self, M: int, K: int, exponents: int, solve: LaunchedSolve) -> tuple[int, ...]:
+        """Set the addresses of a call; return the words that the launch of ``tell`` takes."""
         self.state["kernel"], self.record["M"] = K, M
-        return 0, sent.numbers.__array_interface__["data"][0], exponents
+        return 0, solve.numbers.__array_interface__["data"][0], exponents
 
-    def mark_end(self, sent: LaunchedSolve, on: int) -> LaunchedSolve:
+    def mark_end(self, solve: LaunchedSolve, on_stream: int) -> LaunchedSolve:
         """Record the end of the solve launched last on this stream, and return the solve."""
-        self.ended = sent.ended
-        cp.cuda.runtime.eventRecord(self.ended.ptr, on)
-        return sent
+        self.ended = solve.ended
+        cp.cuda.runtime.eventRecord(self.ended.ptr, on_stream)
+        return solve
 
-    def __call__(self, M: Any, on: int, rounding: tuple[float, float, Any]) -> LaunchedSolve | None:
+    def __call__(self, M: Any, on_stream: int, rounding: tuple[float, float, Any]) -> LaunchedSolve | None:
         """Launch a solve on this stream; None if memory is short. With one potential wait for its end."""
         m, n = self.shape
         try:
             K = cp.empty(*self.K)
-            sent = LaunchedSolve(self, cp.empty(2 * m + n))
+            solve = LaunchedSolve(self, cp.empty(2 * m + n))
         except MemoryError:  # the ordinary solve may fit with a coarser storage
             return None
         with self.lock:
-            self.take_rounding(*rounding)
-            to = self.place(M.data.ptr, K.data.ptr, sent.exponents.data.ptr, sent)
-            self.wait(on)
-            of, passes = self.workspace.launch, 0
-            if of.persistent:
-                self.chain(on, *self.unchanged, to)
-                return self.mark_end(sent, on)
-            self.chain(on, *self.unchanged)
-            of.parity = 0
+            self.set_rounding(*rounding)
+            tell_words = self.set_addresses(M.data.ptr, K.data.ptr, solve.exponents.data.ptr, solve)
+            self.wait(on_stream)
+            launch = self.workspace.launch
+            passes = 0
+            if launch.persistent:
+                self.chain(on_stream, *self.unchanged, tell_words)
+                return self.mark_end(solve, on_stream)
+            self.chain(on_stream, *self.unchanged)
+            launch.parity = 0
             while True:
                 count = min(TOGETHER_AT_ONCE, int(self.most) - passes)
-                of.passes(count)
+                launch.passes(count)
                 passes += count
                 tell, *grid = self.tell
-                tell(*grid, on, of.parity, *to[1:])
-                self.mark_end(sent, on)
-                if passes >= self.most or sent.status != RUNNING:
-                    return sent
+                tell(*grid, on_stream, launch.parity, *tell_words[1:])
+                self.mark_end(solve, on_stream)
+                if passes >= self.most or solve.status != RUNNING:
+                    return solve
 
-    def between(self, points: tuple[int, int], room: int, pairs: int, size: int, seed: int, on: int) -> LaunchedSolve:
+    def between(
+        self, points: tuple[int, int], buffer: int, pairs: int, size: int, seed: int, on_stream: int
+    ) -> LaunchedSolve:  # fmt: skip
         """Launch a solve between points and a draw of pairs from its plan; all but size and seed are addresses.
 
         If an earlier answer used the same buffer, update only the first and the last launch of its graph.
         """
-        M = room + 8 * self.room[0]
-        exponents = room + 8 * self.room[1]
+        M = buffer + 8 * self.buffer_ends[0]
+        exponents = buffer + 8 * self.buffer_ends[1]
         with self.lock:
-            self.wait(on)
+            self.wait(on_stream)
             costs = (*points, M)
-            draw = self.draws(M, exponents, pairs, size, seed)
-            if room in self.rooms:
-                chain, sent = self.rooms[room]
-                chain(on, costs, draw, step=len(chain.parts) - 1)
-                return self.mark_end(sent, on)
-            sent = LaunchedSolve(self, None)
-            kept = self.chain.run and len(self.rooms) < MOST_ROOMS
+            draw = self.draw_words(M, exponents, pairs, size, seed)
+            if buffer in self.buffer_graphs:
+                chain, solve = self.buffer_graphs[buffer]
+                chain(on_stream, costs, draw, step=len(chain.parts) - 1)
+                return self.mark_end(solve, on_stream)
+            solve = LaunchedSolve(self, None)
+            kept = self.chain.run and len(self.buffer_graphs) < MOST_BUFFERS
             if kept:
                 chain = Chain(*self.chain.parts)
             else:
                 chain = self.chain
-            chain(on, costs, *self.unchanged, self.place(M, room, exponents, sent), draw)
+            chain(on_stream, costs, *self.unchanged, self.set_addresses(M, buffer, exponents, solve), draw)
             if kept:
-                self.rooms[room] = chain, sent
-                sent.prepared = None  # a cycle would keep all until it is collected
-            return self.mark_end(sent, on)
+                self.buffer_graphs[buffer] = chain, solve
+                solve.prepared = None  # a cycle would keep all until it is collected
+            return self.mark_end(solve, on_stream)
 
-    def parts(self, room: Any) -> tuple[Any, Any]:
+    def views(self, buffer: Any) -> tuple[Any, Any]:
         """Return the costs and the exponents in the buffer of a solve between points."""
-        _, M, exponents = (room[i:j] for i, j in zip((0, *self.room), self.room, strict=False))
+        _, M, exponents = (buffer[i:j] for i, j in zip((0, *self.buffer_ends), self.buffer_ends, strict=False))
         return M.reshape(self.shape), exponents
 
 
@@ -354,10 +358,10 @@ def begin(
             return None
         prepared = SolveLaunches(M, rows, cols, reg, options, most, most_range)
     if prepared.fits:
-        sent = prepared(M, here[1], rounding)
+        solve = prepared(M, here[1], rounding)
     else:
-        sent = None
+        solve = None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:
         KEPT.popitem(last=False)
-    return sent
+    return solve
