@@ -1,7 +1,7 @@
 """`BatchResult`: the answers of a batch, as arrays with one row for each problem."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,13 +17,14 @@ from ..outcome import CONVERGED
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import BatchProblem
+from ..problem.side import largest_log
 from ..problem.validate import as_choice, as_count, as_index
 from ..ranks import ALONE
 from ..status import FAILED
 from . import slopes, standard_error
 from .batch_plan import BatchPlan, counts_of
 from .draw import DRAWS, as_generator, draw_rows, rows_at
-from .result import Answer, Result, numbers, primal_value
+from .result import Answer, Result, dual_bound, numbers, primal_value
 from .slopes import Gradient
 from .unregularised import bounds_of_batch
 
@@ -54,6 +55,46 @@ def scaled_by(regs: Any, table: Any) -> Any:
     return column(regs, namespace(table)) * table
 
 
+class LastPass(NamedTuple):
+    """Numbers of the last passes of all problems; the first four on the device of the solve."""
+
+    log_u: Any  # (p, m), as `Answer.own_logs`
+    log_v: Any
+    r: Any  # marginals
+    s: Any
+    gap: F64
+    error: F64
+    dual: F64
+    mass: F64
+
+
+class Sums(NamedTuple):
+    """Sums of all plans, from M in float64, on the host."""
+
+    cost: F64  # <P, M> of M less its constant
+    known: LastPass  # with the marginals and masses of these sums
+    reach: Any  # nats that rounded the entries, beside the plan's own exponents
+
+
+def log_sizes(weight: Any) -> F64:
+    """Return `Side.log_size` of all problems, (p,)."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(weight)
+    return np.array([largest_log(log) for log in logs])
+
+
+def sums_of_factors(problem: BatchProblem, factors: Any) -> tuple[Any, Any, Any]:
+    """Return <P, M> and the marginals of the plans of `BatchResult._factors`."""
+    U, K, V, scale, _ = factors
+    xp = namespace(K)
+    MK = K * xp.asarray(problem.M, dtype=np.float64)
+    U = scale[:, None] * U
+    if K.ndim == 2:
+        return ((U @ MK) * V).sum(1), U * (V @ K.T), (U @ K) * V
+    cost = xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)
+    return cost, U * xp.matmul(K, V[:, :, None])[:, :, 0], V * xp.matmul(U[:, None], K)[:, 0]
+
+
 class BatchResult(Answer, Sequence[Result]):
     """Answers of `solve_batch`: arrays with one row, or one entry, for each of p problems.
 
@@ -68,7 +109,7 @@ class BatchResult(Answer, Sequence[Result]):
         GPU (with a sparse M: if A or B is).
     row_marginal, col_marginal : (p, m), (p, n) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass; on the device of log_u.
-    gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
+    gap, error_bound, n_passes, status, how : (p,) arrays
         One entry for each problem, as in `Result`.
     scale_cost : float, or (p,) array
         The unit of reg and reg_m, in units of M; 1 without ``scale_cost``.
@@ -94,42 +135,63 @@ class BatchResult(Answer, Sequence[Result]):
 
     def __init__(
         self, problem: BatchProblem, backend: Backend, potentials: Any, marginals: Any, ends: Any,
-        threads: int | None, far: Any = (),
+        threads: int | None,
     ) -> None:  # fmt: skip
-        self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
+        self.problem, self._backend, self._threads = problem, backend, threads
         failed = bool(np.isin(ends[-2], FAILED).any())
         if failed:
             potentials = numbers(potentials, -np.inf)
             marginals = numbers(marginals, np.inf)
-        self.own_logs = potentials
-        self.row_marginal, self.col_marginal = marginals
-        self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
-        proves_nothing = (self.dual == -np.inf) & (self.status != "converged")
-        self._summed = np.flatnonzero(proves_nothing | (self.status == "underflow"))
-        for i in self._summed:
-            self.sum_plan(int(i))
+        self.last_pass = LastPass(*potentials, *marginals, *ends[:4])
+        self.error_bound: Any = self.last_pass.error
+        self.n_passes: Any
+        self.status: Any
+        self.how: Any
+        self.n_passes, self.status, self.how = ends[4:]
 
-    def sum_plan(self, i: int) -> None:
-        """Take the numbers of a problem from its own `Result`, which sums the plan: its last pass proves nothing."""
-        one = self[i]
-        self.gap[i], self.dual[i], self.mass[i] = one.gap, one.dual, one.mass
-        tables = (*self.own_logs, self.row_marginal, self.col_marginal)
-        for table, own in zip(tables, (*one.own_logs, one.row_marginal, one.col_marginal), strict=True):
-            table[i, : len(own)] = namespace(table).asarray(own)
+    @cached_property
+    def _known(self) -> "LastPass":
+        """The numbers of the last passes; of problems that their last pass proves nothing of, of their `Result`."""
+        found = self.last_pass
+        summed = self._proves_nothing
+        if not summed.any():
+            return found
+        found = LastPass(*(x.copy() for x in found))
+        for i in np.flatnonzero(summed):
+            one = self[int(i)]
+            found.gap[i] = one.gap
+            for table, own in zip(found, (*one.own_logs, one.row_marginal, one.col_marginal), strict=False):
+                table[i, : len(own)] = namespace(table).asarray(own)
+        return found
+
+    @property
+    def _proves_nothing(self) -> Any:
+        """Tell which problems their last pass proves nothing of, (p,): their `Result` sums the plan instead."""
+        return ((self.last_pass.dual == -np.inf) & ~self.converged) | np.isin(self.status, FAILED)
+
+    own_logs = property(lambda self: (self._known.log_u, self._known.log_v))
+    row_marginal = property(lambda self: self._known.r)
+    col_marginal = property(lambda self: self._known.s)
+    gap = property(lambda self: self._known.gap)
+
+    @cached_property
+    def mass(self) -> F64:
+        """Transported masses, ``sum P``, (p,)."""
+        with np.errstate(over="ignore"):
+            return np.asarray(host(self.row_marginal.sum(1)))
 
     def empty(self, which: Any) -> None:
         """Set the plans of problems with an empty side to 0; potentials of points with mass are inf."""
         p = self.problem
-        zero = (self.gap, self.error_bound, self.mass, self.n_passes)
+        last = self.last_pass
         left = (np.where(weight > 0, np.inf, -np.inf) for weight in (p.A, p.B))
-        self.own_logs = tuple(np.where(which[:, None], x, y) for x, y in zip(left, self.own_logs, strict=True))
-        self.row_marginal, self.col_marginal = (
-            np.where(which[:, None], 0.0, x) for x in (self.row_marginal, self.col_marginal)
-        )
-        for values in zero:
+        log_u, log_v = (np.where(which[:, None], x, y) for x, y in zip(left, last[:2], strict=True))
+        r, s = (np.where(which[:, None], 0.0, x) for x in last[2:4])
+        for values in (last.gap, last.error, last.mass, self.n_passes):
             values[which] = 0
         self.status[which], self.how[which] = CONVERGED.status, "a side has no mass"
-        self.dual[which] = self.objective[which]
+        self.last_pass = found = LastPass(log_u, log_v, r, s, *last[4:])
+        found.dual[which] = self._primal(found)[which]
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
@@ -141,7 +203,7 @@ class BatchResult(Answer, Sequence[Result]):
         return f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, {told}>"
 
     def __len__(self) -> int:
-        return len(self.own_logs[0])
+        return len(self.status)
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
@@ -150,12 +212,13 @@ class BatchResult(Answer, Sequence[Result]):
         if not -len(self) <= i < len(self):
             raise IndexError(f"problem {i} of {len(self)}")
         i %= len(self)
-        gap, error, dual, mass = (float(x[i]) for x in (self.gap, self.error_bound, self.dual, self.mass))
+        gap, error, dual, mass = (float(x[i]) for x in self.last_pass[4:])
         end = Stats(int(self.n_passes[i]), gap, error, dual, mass, np.nan, False, str(self.status[i]))
         one = self.problem[i]
         m, n = one.shape
-        potentials = host(self.own_logs[0][i])[:m], host(self.own_logs[1][i])[:n]
-        marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
+        log_u, log_v, r, s = (host(x[i]) for x in self.last_pass[:4])
+        potentials = log_u[:m], log_v[:n]
+        marginals = r[:m], s[:n]
         result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
         for name in ("scale_cost", "scale_mass"):
             setattr(result, name, float(np.broadcast_to(getattr(self, name), (len(self),))[i]))
@@ -205,38 +268,70 @@ class BatchResult(Answer, Sequence[Result]):
             return (self._backend.dual_terms(self.problem, *moved)[0], *found[1:])
         return found
 
-    @cached_property
-    def objective(self) -> F64:
-        """The primal values with every mass term, (p,) (hard constraints count 0); inf for a failed problem."""
+    def _sides(self, known: LastPass) -> Any:
+        """Return (side, weights, potentials, marginals) of both sides for all problems, on the host."""
         p = self.problem
         with np.errstate(over="ignore"):
-            f, g = (scaled_by(p.regs, x) for x in self.own_logs)
-        sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
-        rhos = (self._rho(True), self._rho(False))
-        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos)
-        values = values + p.lift_of(self.mass, self.status == "converged")
-        for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
-            values[i] = self[int(i)].objective
-        values = np.where(np.isin(self.status, FAILED), np.inf, values)
-        for i in self._summed:
+            f, g = (scaled_by(p.regs, host(x)) for x in known[:2])
+        return (p.rows, host(p.A), f, host(known.r)), (p.cols, host(p.B), g, host(known.s))
+
+    def _primal(self, known: LastPass) -> F64:
+        """Return the primal values of plans with these numbers, (p,)."""
+        rhos = self._rho(True), self._rho(False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = primal_value(self.problem, known.mass, self._sides(known), rhos)
+            values = values + self.problem.lift_of(known.mass, self.converged)
+        return np.where(np.isnan(values), np.inf, values)
+
+    @cached_property
+    def objective(self) -> F64:
+        """The primal values with every mass term, (p,) (hard constraints count 0); inf for a failed problem.
+
+        On first use the plans are summed from M in float64, as in `Result.objective`.
+        """
+        values = np.where(np.isin(self.status, FAILED), np.inf, self._primal(self._sums.known))
+        for i in np.flatnonzero(self.status == "underflow"):  # the value may be known
             values[i] = self[int(i)].objective
         return values
 
     @cached_property
+    def dual(self) -> F64:
+        """The dual values minus a bound on their rounding, (p,); -inf for a failed problem: see `Result.dual`."""
+        p = self.problem
+        cost, known, reach = self._sums
+        moved = [np.reshape(x, (-1, 1)) for x in p.translations]
+        sizes = [log_sizes(host(weight)) for weight in (p.A, p.B)]
+        rhos = self._rho(True), self._rho(False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = dual_bound(p, cost, known.mass, self._sides(known), moved, sizes, rhos, reach)
+        values = np.where(np.isnan(values), known.dual, np.maximum(known.dual, values))
+        values = np.where(np.isin(self.status, FAILED), -np.inf, values)
+        for i in np.flatnonzero(self.status == "underflow"):
+            values[i] = self[int(i)].dual
+        return values
+
+    @cached_property
+    def _sums(self) -> "Sums":
+        factors = self._factors()
+        reach: Any = 0.0
+        if factors is None:
+            cost, r, s = BatchPlan(self).sums()
+        else:
+            cost, r, s = map(host, sums_of_factors(self.problem, factors))
+            reach = factors[4]
+        left = ~self.converged[:, None]
+        r, s = (np.where(left & np.isnan(x), np.inf, x) for x in (r, s))
+        with np.errstate(over="ignore"):
+            known = self._known._replace(r=r, s=s, mass=r.sum(1))
+        return Sums(cost, known, reach)
+
+    @cached_property
     def cost(self) -> F64:
         """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
-        factors = self._factors()
-        if factors is None:
-            return BatchPlan(self).sums()[0]
-        U, K, V, scale = factors
-        xp = namespace(K)
-        constant = column(column(self.problem.constant, xp), xp)
-        MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + constant)
-        U *= scale[:, None]
-        shared = MK.ndim == 2
-        if shared:
-            return np.asarray(host(((U @ MK) * V).sum(1)))
-        return np.asarray(host(xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
+        cost, known, _ = self._sums
+        constant = np.broadcast_to(self.problem.constant, (len(self),))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return cost + np.where(constant != 0, constant * known.mass, 0.0)  # 0 times an infinite mass is NaN
 
     @cached_property
     def plan(self) -> Any:
@@ -466,7 +561,7 @@ class BatchResult(Answer, Sequence[Result]):
         factors = self._factors()
         xp = namespace(self.problem.M)
         if factors is not None:
-            U, K, V, scale = factors
+            U, K, V, scale, _ = factors
             U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
             if K.ndim == 2:
                 return K * (U.T @ V)
@@ -489,8 +584,8 @@ class BatchResult(Answer, Sequence[Result]):
                 total += plan
         return total
 
-    def _factors(self) -> tuple[Any, Any, Any, Any] | None:
-        """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q).
+    def _factors(self) -> tuple[Any, Any, Any, Any, float] | None:
+        """Return (U, K, V, scale, range of the exponents) with P_q = scale_q diag(U_q) K diag(V_q).
 
         None if float64 would lose digits, or could not hold a scale.
         """
@@ -517,4 +612,4 @@ class BatchResult(Answer, Sequence[Result]):
         if not (range_over_reg < PRODUCT_RANGE and float(top.max()) < PRODUCT_TOP):
             return None
         K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / reg)
-        return parts[0], K, parts[1], xp.exp(top)
+        return parts[0], K, parts[1], xp.exp(top), range_over_reg

@@ -284,28 +284,22 @@ class BatchPlan:
         return out
 
     def sums(self) -> tuple[F64, F64, F64]:
-        """Return (<P, M> (p,), row sums (p, m), column sums (p, n)) of all plans, on the host."""
+        """Return (<P, M> (p,) of M less its constant, row sums (p, m), column sums (p, n)) on the host."""
         cost = np.zeros(len(self.problem))
         rows = self.empty(0)
         cols = self.empty(1)
-        constant = np.broadcast_to(self.problem.constant, len(self.problem))
 
         def block(which: Any) -> None:
             P, M = self.plans(which)
-            mass = P.sum(2)
-            self.put(rows, which, mass)
+            self.put(rows, which, P.sum(2))
             self.put(cols, which, P.sum(1))
             if self.problem.forbidden:
                 M = self.xp.where(self.xp.isinf(M), 0.0, M)
             P *= M
             cost[which] = host(P.sum((1, 2)))
-            if constant.any():  # 0 times an infinite mass is NaN
-                cost[which] += constant[which] * host(mass.sum(1))
 
         def one(i: int) -> None:
-            answer = self.result[i]
-            cost[i] = answer.cost
-            _, row, col = answer._sums
+            cost[i], row, col = self.result[i]._sums
             self.put_one(rows, i, row)
             self.put_one(cols, i, col)
 

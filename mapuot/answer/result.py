@@ -101,6 +101,36 @@ def primal_value(problem: Any, mass: Any, sides: Any, rhos: Any = (None, None)) 
     return np.where(np.isnan(total), np.inf, total)
 
 
+def dual_bound(
+    problem: Any, cost: Any, mass: Any, sides: Any, moved: Any, log_sizes: Any, rhos: Any = (None, None),
+    reach: Any = 0.0,
+) -> Any:  # fmt: skip
+    """Return reg (|c| - mass) - sum D*(-f) over both sides less its rounding, for one problem or a batch.
+
+    Parameters
+    ----------
+    cost, mass : <P, M> and the mass of the plan
+    sides : pair of (side, weights, potentials, marginal)
+    moved : pair, the parts that the potentials over reg lack
+    log_sizes : pair, `Side.log_size`
+    rhos : pair, reg_m where the problems of a batch have their own, (p, 1)
+    reach : sum of exponents that rounded the entries of the plan, beside these terms
+    """
+    reg = getattr(problem, "regs", problem.reg)
+    total = reg * (problem.c_mass - mass)
+    size = reg * (problem.c_mass + mass)
+    size = size + cost + 2 * max(0.0, -problem.M_min) * mass + reg * mass * reach  # >= <P, |M|>: exponents round
+    if problem.unmasked == "product":  # log a and log b are parts of the exponents
+        size = size + reg * mass * sum(log_sizes)
+    for (side, t, own, r), more, rho in zip(sides, moved, rhos, strict=True):
+        kind = "kl" if rho is not None and side.logarithmic else side.penalty
+        f = own + np.reshape(reg, (-1, 1)) * more if np.ndim(own) == 2 else own + reg * more
+        term = penalties.dual_term(kind, f, t, side.rho if rho is None else rho, side.upper)
+        total = total + term.sum(-1)
+        size = size + (np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum(-1)
+    return total - ROUNDING * size - problem.cost.error(problem.M_max) * mass + problem.least_lift
+
+
 class CertifiedAnswer:
     """Base of answers: the certificate of the last pass."""
 
@@ -356,23 +386,11 @@ class Result(CertifiedAnswer, Answer):
         if p.ranks.size > 1:
             return self.trace[-1].dual
         mass, sides = self._values()
-        total = p.reg * (p.c_mass - mass)
-        size = p.reg * (p.c_mass + mass)
-        size += self._sums[0] - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>: exponents round in proportion
-        if p.unmasked == "product":  # log a and log b are parts of the exponents
-            size += p.reg * mass * sum(side.log_size for side in p.sides)
+        sizes = [side.log_size for side in p.sides]
         with np.errstate(over="ignore", invalid="ignore"):
-            for (side, t, own, r), moved in zip(sides, p.translations, strict=True):
-                f = own + p.reg * moved
-                term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
-                total += float(term.sum())
-                size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            if self.skipped and not self._vanishes:
-                hidden = p.reg * self.skipped.hidden
-            else:
-                hidden = 0.0
-            value = total - hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
-        value += p.least_lift
+            value = dual_bound(p, self._sums[0], mass, sides, p.translations, sizes)
+        if self.skipped and not self._vanishes:
+            value -= p.reg * self.skipped.hidden
         last = self.trace[-1].dual
         # two lower bounds
         if np.isnan(value):

@@ -120,20 +120,21 @@ def bounds_of_batch(result: Any) -> tuple[F64, F64]:
     log_v = host(result.own_logs[1]) + np.reshape(problem.translations[1], (-1, 1))
     start = np.reshape(problem.regs, (-1, 1)) * started(log_v, out[1])
     f, g, is_computed = plan.transforms(start, *out)
-    cost, rows, cols = plan.sums()
+    cost = result.cost
+    known = result._sums.known
     low = np.full(p, -np.inf)
     high = np.full(p, np.inf)
     for i in np.flatnonzero(~np.isin(result.status, FAILED)):
         one = problem[i]
         m, n = one.shape
-        sides = (one.rows, one.rows.weight, None, rows[i, :m]), (one.cols, one.cols.weight, None, cols[i, :n])
+        sides = (one.rows, one.rows.weight, None, known.r[i, :m]), (one.cols, one.cols.weight, None, known.s[i, :n])
         with np.errstate(invalid="ignore", over="ignore"):
             if is_computed[i]:
                 low[i] = value_of_potentials(one, (f[i, :m], g[i, :n]), start[i, :n])
             else:
                 low[i] = lowest(result[i])
             if not (one.rows.demands or one.cols.demands):
-                high[i] = value_of_plan(one, cost[i], float(rows[i].sum()), sides)
+                high[i] = value_of_plan(one, cost[i], float(known.mass[i]), sides)
     return low, high
 
 

@@ -249,16 +249,17 @@ def solve_batch(
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
-    odd = odd_units(problem, result.mass, *problem.masses, UNIT_CURE)
+    odd = odd_units(problem, result.last_pass.mass, *problem.masses, UNIT_CURE)
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():
         for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
             check_met(result[i], f"problem {i}: ")
-        count = (~result.converged).sum()
-        worst = int(np.where(result.converged, -1.0, result.error_bound).argmax())
-        why = not_converged(result[worst], tol, nearer_options(options, precision, method))
-        warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
+        if not MUTED.get():
+            count = (~result.converged).sum()
+            worst = int(np.where(result.converged, -1.0, result.error_bound).argmax())
+            why = not_converged(result[worst], tol, nearer_options(options, precision, method))
+            warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
     return result
 
 
@@ -304,7 +305,7 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
     parts = [again(**part_of(M, A, B, start, own, reg_m, which)) for which in at]
     problems = [part.problem for part in parts]
     cost = as_costs(M, parts[0]._backend)
-    xp = namespace(parts[0].own_logs[0])
+    xp = namespace(parts[0].last_pass.log_u)
     order = np.argsort(np.concatenate(at))
 
     def joined(values: list[Any], width: int | None = None, left_out: float = 0.0) -> Any:
@@ -316,7 +317,6 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
         return out
 
     m, n = cost.shape
-    ends = ("gap", "error_bound", "dual", "mass", "n_passes", "status", "how")
     A = joined([p.A for p in problems], m)
     B = joined([p.B for p in problems], n)
     members = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1)))}
@@ -330,11 +330,12 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
     if translation.any():
         members |= {"translation": translation}
     problem = dataclasses.replace(problems[0], **{"cost": cost, "each": own, **members})
-    logs = joined([x.own_logs[0] for x in parts], m, -np.inf), joined([x.own_logs[1] for x in parts], n, -np.inf)
-    marginals = joined([x.row_marginal for x in parts], m), joined([x.col_marginal for x in parts], n)
-    told = tuple(joined([getattr(x, name) for x in parts]) for name in ends)
-    far = [which[list(part._far)] for which, part in zip(at, parts, strict=True)]
-    return BatchResult(problem, parts[0]._backend, logs, marginals, told, parts[0]._threads, np.concatenate(far))
+    last = [x.last_pass for x in parts]
+    logs = joined([x.log_u for x in last], m, -np.inf), joined([x.log_v for x in last], n, -np.inf)
+    marginals = joined([x.r for x in last], m), joined([x.s for x in last], n)
+    numbers = (joined([getattr(x, name) for x in last]) for name in ("gap", "error", "dual", "mass"))
+    told = *numbers, *(joined([getattr(x, name) for x in parts]) for name in ("n_passes", "status", "how"))
+    return BatchResult(problem, parts[0]._backend, logs, marginals, told, parts[0]._threads)
 
 
 def part_of(M: Any, A: Any, B: Any, start: Any, own: Own, reg_m: Any, which: Any) -> dict[str, Any]:

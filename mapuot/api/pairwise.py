@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..annotations import MarginalPenalty, MassStatistic, MetricName
+from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host
 from ..backends import pick
@@ -230,7 +231,7 @@ def divergences(task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, pro
             else:
                 a, b = (self_terms_of(task, z, terms, needs_error) for z in (i, j))
             apart = total[i] - total[j]
-            found[0, some] = ab.dual - 0.5 * (a.value + b.value) + 0.5 * np.asarray(terms[0]) * apart**2
+            found[0, some] = host(dual_value(ab)) - 0.5 * (a.value + b.value) + 0.5 * np.asarray(terms[0]) * apart**2
             if needs_error:
                 found[1, some] = error_of_divergence(ab, a.slope, b.slope)
             bar.update(len(some))
@@ -255,7 +256,7 @@ def self_terms_of(task: PairTask, i: Any, terms: tuple[Any, Any], needs_error: b
     slope = np.zeros((len(i), 0))
     if needs_error:
         slope = self_slope(found)
-    return SelfTerms(found.dual, slope)
+    return SelfTerms(host(dual_value(found)), slope)
 
 
 def as_of_pairs(value: Any, name: str, k: int) -> Any:

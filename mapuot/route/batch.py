@@ -15,7 +15,7 @@ from ..ascend.settings import STAGES
 from ..ascend.stages import FORMED, Stage, climb, in_words, ladder
 from ..backends import Options
 from ..backends.factored import START_TOL, Reached, allowed_miss
-from ..backends.workspace import FAR_LOG, ROUNDING_PART
+from ..backends.workspace import ROUNDING_PART
 from ..contract import Backend, BatchEngine
 from ..outcome import CONVERGED, OUTCOMES
 from ..penalties import F64
@@ -42,7 +42,6 @@ class BatchRun:
         self.status = outcomes.unsolved(p)
         self.how = np.full(p, "", dtype=object)
         self.translation = np.zeros(p)  # of problems solved alone
-        self.far: Any = ()  # problems solved alone from a distant start: K has the rounding of large exponents
 
     def solve(self, log_v: Any, bar: Any) -> None:
         engine = self.backend.batches()
@@ -56,8 +55,6 @@ class BatchRun:
         left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
         if not len(left):
             return
-        if log_v is not None and not float(abs(log_v).max()) <= FAR_LOG:
-            self.far = left
         if engine:  # a problem alone takes 4 ms on a GPU, at any size
             plain = np.broadcast_to(is_plain(self.task), len(self.task))[left]
             left = np.concatenate([self.plainly(left[plain], log_v, bar), left[~plain]])
@@ -276,10 +273,11 @@ class BatchRun:
             run.outcome = OUTCOMES["stalled"]
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         self.translation[i] = result.problem.translation
-        vectors = *result.own_logs, result.row_marginal, result.col_marginal
-        for table, vector in zip(self.tables, vectors, strict=True):
-            table[i, : len(vector)] = namespace(table).asarray(vector)
-        end = result.gap, result.error_bound, result.dual - problem.least_lift, result.mass  # `result` adds it to all
+        marginals = result._marginals or map(np.zeros, problem.shape)  # without them the answer sums the plan
+        for table, vector in zip(self.tables, (*result.own_logs, *marginals), strict=True):
+            table[i, : len(vector)] = namespace(table).asarray(host(vector))
+        last = result.trace[-1]
+        end = last.gap, last.error, last.dual - problem.least_lift, last.mass  # `result` adds it to all
         for values, value in zip(self.ends.values(), end, strict=True):
             values[i] = value
         self.n_passes[i] = spent + result.n_passes
@@ -296,4 +294,4 @@ class BatchRun:
             problem = dataclasses.replace(problem, translation=-self.translation if turns else self.translation)
         self.ends["dual"] = self.ends["dual"] + problem.least_lift
         ends = (*self.ends.values(), self.n_passes, self.status, self.how)
-        return BatchResult(problem, self.backend, potentials, marginals, ends, self.options.threads, self.far)
+        return BatchResult(problem, self.backend, potentials, marginals, ends, self.options.threads)

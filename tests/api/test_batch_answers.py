@@ -1,6 +1,7 @@
 """Answers of a batch as one: each product, map, draw and bound equals the single answers."""
 
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,6 +30,42 @@ def test_products(batch, width):
         assert_each(batch.apply(X[0]), batch, lambda i, one: one.apply(X[0]))
     assert_each(batch.barycentric_map(X), batch, lambda i, one: one.barycentric_map(X[i]))
     assert_each(batch.barycentric_map(Y, "cols"), batch, lambda i, one: one.barycentric_map(Y[i], "cols"))
+
+
+@pytest.mark.parametrize("name", ["objective", "dual", "cost", "mass", "gap", "error_bound"])
+def test_values(batch, name):
+    assert_each(getattr(batch, name), batch, lambda i, one: np.float64(getattr(one, name)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"max_passes": 1}, {"max_passes": 3}, {"tol": 0.3}], ids=str)
+@pytest.mark.parametrize("precision", ["mixed", "float64"])
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_values_of_rough_passes(precision, options):
+    """A batch once told the dual value of its last pass, up to 32 % below `batch[i].dual`."""
+    rng = np.random.default_rng(4)
+    A, B = rng.random((2, 3, 9))
+    for M in (rng.random((9, 9)), rng.random((3, 9, 9)), PointCloud(*rng.random((2, 3, 9, 2)))):
+        for reg_m in (30.0, (np.inf, 100.0)):
+            batch = mapuot.solve_batch(M, A, 2 * B, reg=0.02, reg_m=reg_m, precision=precision, **options)
+            for name in ("objective", "dual", "cost", "mass"):
+                single = [getattr(one, name) for one in batch]
+                assert_allclose(getattr(batch, name), single, rtol=1e-11, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
+def test_plans_are_summed_when_somebody_asks():
+    """The plan of every problem that its last pass proved nothing of was once summed before the call returned."""
+    A, B = np.full((2, 4, 5), 0.2)
+    with mock.patch.object(mapuot.Result, "_new_stream", autospec=True, side_effect=mapuot.Result._new_stream) as made:
+        with pytest.warns(mapuot.ConvergenceWarning, match="4 of 4 problems"):
+            batch = mapuot.solve_batch(np.full((5, 5), 1e4), A, B, reg=0.02, reg_m=0.04)
+        assert (batch.status == "underflow").all()
+        assert made.call_count <= 1  # of the problem that the warning tells of
+        assert_allclose(batch.row_marginal, 0.0)
+        assert made.call_count >= 4
+    assert_allclose(batch.objective, [one.objective for one in batch])
+    assert_allclose(batch.dual, [one.dual for one in batch])
+    assert np.isfinite(batch.f).all()
 
 
 @pytest.mark.parametrize("k", [1, 2])
