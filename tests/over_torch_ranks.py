@@ -12,7 +12,7 @@ from mapuot.flow import OTPlanSampler
 
 
 def batch_of(rank, n=12):
-    """Return x0, x1 and the labels of x0: the numbers of its points over all ranks."""
+    """Return x0, x1 and labels of x0, which number its points over all ranks."""
     rng = torch.Generator().manual_seed(rank)
     x0, x1 = torch.randn(n, 2, generator=rng), torch.randn(n, 2, generator=rng) + 1
     return x0, x1, torch.arange(rank * n, (rank + 1) * n)

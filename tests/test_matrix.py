@@ -43,7 +43,7 @@ def test_cell(cell, backend, precision, using):
 
 
 def test_every_two_values_meet():
-    """Some cell has any two given values of a problem, with plain other traits."""
+    """Any two values of two traits meet in some cell of each kind, door and pair."""
     met = set().union(*(cell.meetings() for cell in cells()))
     for kind, door, pair, _ in cells():
         plain = PLAIN._replace(**{"pairs": {"pairs": "forbidden"}, "boxes": {"shape": "boxes"}}.get(kind, {}))

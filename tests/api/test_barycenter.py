@@ -77,7 +77,7 @@ def test_the_certificate_holds(seed):
 
 
 def test_no_random_barycenter_is_further_off_than_its_bound():
-    """Newton's method confirms dense, sparse and Grid costs, masses of 1e-120 to 1e120, and reg_m up to 1e16 reg."""
+    """Newton's method confirms every bound: any kind of cost, masses of 1e-120 to 1e120, and reg_m up to 1e16 reg."""
     totals, failures = barycenters.run(seed=3, count=60)
     assert failures == []
     assert totals["judged"] > 50
@@ -87,7 +87,7 @@ def test_no_random_barycenter_is_further_off_than_its_bound():
 @pytest.mark.parametrize("form", ["array", "Grid", "stored pairs"])
 @pytest.mark.parametrize("reg", [1e-2, 1e-3, 3e-4])
 def test_a_balanced_mean_keeps_the_mass_and_the_mean(reg, form):
-    """A pass may move only the potentials of two far bumps with unequal masses and leave q alone; the solve goes on."""
+    """Passes over two far bumps of unequal mass may move potentials but not q; the solve must go on."""
     t = np.linspace(0, 1, 101)
     M = (t[:, None] - t) ** 2
     bumps = np.exp(-((t - np.array([[0.2], [0.8], [0.25], [0.75]])) ** 2) / 0.0018)
@@ -193,7 +193,7 @@ def test_one_call_is_enough_unless_a_sum_underflows(far, few, monkeypatch):
 
 @pytest.mark.parametrize("far", [300.0, 600.0, 2000.0])
 def test_passes_where_entries_of_k_underflow(far):
-    """Products with K are right where some of its entries underflow, and where all of a sum do, in one call and not."""
+    """Products with K are right where some entries underflow, or all terms of a sum; in one call and pass by pass."""
     x = np.concatenate([np.linspace(0, 1, 10), np.linspace(0, 1, 10) + np.sqrt(far)])
     A = np.array([[1.0] * 10 + [0.01] * 10, [0.02] * 10 + [1.0] * 10])
     M = (x[:, None] - x) ** 2
@@ -253,7 +253,7 @@ def test_a_singular_kernel_is_definite_up_to_rounding():
 
 
 def debiased_body(reg_m, passes=15, seed=0):
-    """Return the body of some passes of three histograms, with a rounding error of 1 % that shows in its bounds."""
+    """Return a body of three histograms after some passes; a rounding error of 1 % shows in its bounds."""
     rng = np.random.default_rng(seed)
     x = np.linspace(0, 1, 7)
     A = rng.dirichlet(np.ones(7), 3) * (1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [2.0]]))
@@ -510,7 +510,7 @@ def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("reg_m", [0.5, np.inf])
 def test_barycenter_is_optimal(reg_m, debiased, form):
-    """No small change of q lowers the sum of its costs to A by the solver; stored pairs are in two parts."""
+    """No small change of q lowers the sum of its costs to A, as `solve` computes them; stored pairs form two parts."""
     parts = 1 if form == "array" else 2
     reg = 0.005
     # K is positive definite

@@ -31,7 +31,7 @@ def test_answers_do_not_depend_on_company(isa, dtype, monkeypatch):
 
 
 def minibatches(p=7, m=21, n=18, dtype=float):
-    """Return a cost for each problem, unscaled squared distances: beyond one K at small reg."""
+    """Return a matrix of squared distances for each problem; at a small reg one K cannot hold them."""
     rng = np.random.default_rng(p)
     x = rng.normal(size=(p, m, 2))
     y = rng.normal(size=(p, n, 2)) + 0.5

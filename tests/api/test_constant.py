@@ -18,13 +18,13 @@ HARD = {"both": np.inf, "rows": (np.inf, 1.0), "columns": (1.0, np.inf)}
 
 
 def raised(case: Case, constant: float) -> tuple[Case, Case]:
-    """Return the case with M + constant, and with the digits of M that this sum keeps."""
+    """Return two cases: one with costs M + constant, and one with M rounded as that sum rounds it."""
     M = case.M + constant
     return case.replace(M=M), case.replace(M=M - constant)
 
 
 def lift(case: Case, constant: float) -> float:
-    """Return what the constant adds to a value: constant times the mass of the hard side."""
+    """Return the constant's part of a value: constant times the mass of the hard side."""
     return constant * float((case.b if case.reg_m == HARD["columns"] else case.a).sum())
 
 
@@ -120,7 +120,7 @@ OWN = {  # reg, reg_m, constants, and the form of the costs of a batch
 
 @pytest.mark.parametrize("name", OWN)
 def test_batches_with_own_numbers(name):
-    """A constant of 1e9 cost digits, 3e-3 of the plan, where problems had their own reg or their own constant."""
+    """Problems with their own reg or constant once lost digits to a constant of 1e9: the plan was off by 3e-3."""
     reg, reg_m, constants, form = OWN[name]
     case = clouds(20, 18, 0.02, np.inf)
     costs = [case.M + constant for constant in constants]
@@ -150,7 +150,7 @@ def test_batches_with_own_numbers(name):
 
 
 def test_a_cost_of_hard_and_soft_problems():
-    """Hard problems lose the constant of a cost that a soft one keeps."""
+    """One cost serves hard and soft problems: its constant is taken out of the hard problems only."""
     case = clouds(20, 18, 0.02, np.inf)
     found = mapuot.solve_batch(case.M + 1e9, case.a, case.b, reg=0.02, reg_m=MIXED, tol=1e-8, max_passes=50)
     alone = (case.M + 1e9 - 1e9 for _ in range(3))

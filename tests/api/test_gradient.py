@@ -28,7 +28,7 @@ def objective(M, a, b, reg_m, **options):
 @pytest.mark.parametrize("zeros", [False, True], ids=["", "points without mass"])
 @pytest.mark.parametrize("reg_m", SIDES, ids=str)
 def test_by_the_masses(reg_m, zeros):
-    """Of two hard sides only moves of mass within a side are possible; the slopes differ by a constant there."""
+    """Between two hard sides mass can move within a side only, so slopes are compared up to a constant."""
     M, a, b = case(zeros)
     result = mapuot.solve(M, a, b, reg=0.2, reg_m=reg_m, tol=1e-11)
     slope = result.gradient()
@@ -46,7 +46,7 @@ def test_by_the_masses(reg_m, zeros):
 
 @pytest.mark.parametrize("reg_m", [1.0, (0.5, 2.0)], ids=str)
 def test_by_a_mass_of_zero(reg_m):
-    """The slope at a point without mass belongs to the first mass that comes there."""
+    """At a point without mass the slope is one-sided: the point can only gain mass."""
     M, a, b = case(True)
     slope = mapuot.solve(M, a, b, reg=0.2, reg_m=reg_m, tol=1e-11).gradient()
     for name, k in (("a", 1), ("b", 2)):

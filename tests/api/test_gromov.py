@@ -184,7 +184,10 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
 @pytest.mark.parametrize("ratio", [1.3, 30.0])
 @pytest.mark.parametrize("rho", [(1e9, 1e9), (1e9, math.inf), (1e11, 3e8)])
 def test_reg_m_that_keeps_plans_from_settling_between_unlike_masses_is_refused(ratio, rho):
-    """A step's change is a difference of potentials of size reg_m. Divided masses have the plan, scaled."""
+    """A step's change is a difference of potentials of size reg_m, so it cannot fall below their rounding.
+
+    Masses divided by their totals have the same plan, up to a factor.
+    """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(15, 2))
     y = rng.normal(size=(12, 2)) * [1.2, 0.8]
@@ -251,7 +254,7 @@ def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
 @pytest.mark.parametrize("fused", [False, True])
 def test_without_entropy_each_plan_is_the_reference_of_the_next(reg_m, metric, fused):
-    """Return the third step by its definition, from the second's plan, scaled so that masses stay equal."""
+    """The third step follows its definition, from the second step's plan, scaled to equal masses."""
     x, y, A, B, a, b = spaces(8, 7)
     if isinstance(metric, str):
         kinds = (metric, metric)
@@ -307,7 +310,7 @@ def outline(petals, turn, n=60):
 @pytest.mark.parametrize("petals", [2, 4])
 @pytest.mark.parametrize(("reg", "best"), [(0.05, 0.057), (0.01, 0.0106)])
 def test_starts_leave_the_saddle_of_round_shapes(petals, reg, best):
-    """For a flower and its rotated copy POT's solver, too, reaches .01 of .7 at reg .01 from a b^T."""
+    """The starts leave the saddle of a flower and its rotated copy, as POT's solver does from a b^T at reg .01."""
     C, D = (cdist(z, z) for z in (outline(petals, 0.0), outline(petals, 1.0)))
     for X in (C, sparse.csr_array(C)):
         found = mapuot.gromov(X, D, reg=reg, reg_m=math.inf, metric="precomputed")

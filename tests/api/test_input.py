@@ -147,7 +147,7 @@ def test_costs_are_shown_by_their_kind():
 
 @pytest.mark.parametrize("form", ["array", "cloud", "grid", "list", "none"])
 def test_scaled_masses_have_no_unit(form, backend):
-    """In any unit of mass an equal share moves, and all numbers are in units of the scale."""
+    """With scale_mass the same share moves in any unit of mass, and all numbers are in units of the scale."""
     rng = np.random.default_rng(3)
     a = rng.random(6) + 0.2
     b = rng.random(6) + 0.2

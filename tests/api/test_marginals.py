@@ -530,7 +530,7 @@ def test_costs_below_zero_hide_no_mass():
 
 @pytest.mark.parametrize("as_array", [False, True])
 def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
-    """rho a = 7e-327 is below all numbers while its factor is 1e299 (two marginals: tests/core/test_penalties.py)."""
+    """rho a = 7e-327 underflows, but its product with 1e299 counts (two marginals: tests/core/test_penalties.py)."""
     M = np.zeros((2, 3))
     a = np.full(2, 1e-300)
     b = np.array([0.5, 0.1, 0.4])

@@ -65,7 +65,7 @@ def test_philox_gives_the_published_numbers(counter, key, answer):
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_the_core_does_too(counter, key, answer, isa):
-    """A pair is kept at its own bits as a limit, and dropped at a limit one less."""
+    """A pair is kept if the limit equals its random bits, and dropped if the limit is one less."""
     i, j = (int(np.uint64(joined(*counter[k : k + 2])).astype(np.int64)) for k in (0, 2))
     for less in (0, 1):
         mask = Exact(0.5, joined(*key), most=joined(*answer[:2]) - less)

@@ -39,7 +39,7 @@ def test_costs_of_every_instruction_set(isa, metric):
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
 def test_weights_keep_the_digits_of_large_coordinates(metric):
-    """Transposed, of some rows, and beside other points, costs equal the costs of the same points near the origin."""
+    """Costs far from the origin equal the costs near it: transposed, for some rows, and to other points."""
     x, y, a, b = clouds(30, 40, 3)
     far = 2.0**27
     weights = [0.3, 1.0, 1.7]
@@ -376,7 +376,7 @@ def test_when_a_cloud_is_formed(monkeypatch):
 
 @pytest.mark.parametrize("end", ["max_passes", "cancelled"])
 def test_no_solve_ends_on_float32_passes(end):
-    """The far pair's own rounding is left out of the mean that float32 passes count: bounds were 31 times too small."""
+    """Float32 passes count a mean rounding, which ignores a far pair: bounds once were 31 times too small."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
         d = int(rng.integers(1, 6))
@@ -566,7 +566,7 @@ def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, first, using)
 @pytest.mark.parametrize(("m", "n"), [(40, 55), (55, 40)])
 @pytest.mark.parametrize("reg_m", [np.inf, (np.inf, 0.5)], ids=str)
 def test_clusters_that_hardly_exchange_mass(m, n, reg_m):
-    """Conjugate gradients took 2000 steps there, and a warning."""
+    """Conjugate gradients once took 2000 steps for such clusters, and warned."""
     rng = np.random.default_rng(0)
     x, y = (rng.integers(0, 3, (k, 1)) + 0.02 * rng.normal(size=(k, 2)) for k in (m, n))
     result = solved(x, y, np.full(m, 1 / m), np.full(n, 1 / n), 2e-3, reg_m)
@@ -712,7 +712,7 @@ def test_sums_are_within_their_bound(grid, reg):
 
 
 def test_what_rounding_hides_is_no_certificate():
-    """Row and column sums that round apart stop every tol below their bound, and the solver soon reports this."""
+    """Row and column sums that round differently limit tol; the solver soon reports that it cannot reach less."""
     grid = mapuot.Grid((6, 7), 0.2)
     a, b = masses(grid)
     with pytest.warns(mapuot.ConvergenceWarning, match="rounding"):

@@ -109,7 +109,7 @@ STRANGE = (lambda t: t.ones(4).to_sparse_coo(), lambda t: t.ones(4).to("meta"), 
 
 
 def torch_loss(**named):
-    """Return the loss of tensors, which functions of torch may make."""
+    """Return torch's loss of a small case; an argument may be a function that makes it from the module torch."""
     torch = pytest.importorskip("torch")
     given = {x: torch.tensor(getattr(CASE, x)) for x in "Mab"} | {"reg": 0.1, "reg_m": 1.0} | named
     return mapuot.torch.sinkhorn_loss(**{k: x(torch) if callable(x) else x for k, x in given.items()})

@@ -376,7 +376,7 @@ def test_refinement_solves_m_itself_where_most_pairs_matter(reg, few):
 
 @pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
 def test_refining_tells_what_it_did_not_reach_and_finds_columns_without_pairs():
-    """Masses in persons, each row's nearest columns alone: a column that is nobody's nearest has no potential yet."""
+    """Only each row's nearest columns are stored; a column that is in no row has no potential until a round adds it."""
     rng = np.random.default_rng(0)
     x = 900 * rng.random((150, 2))
     y = 1500 * rng.random((120, 2))

@@ -36,7 +36,7 @@ def tensors(p=None, m=4, n=5, seed=0, own=False, dtype=torch.float64):
 @pytest.mark.parametrize("reg_m", REG_M, ids=str)
 @pytest.mark.parametrize("reg", [1.0, 0.05, 2e-3])
 def test_gradcheck(reg, reg_m):
-    """Every entry of a, b and M changes by itself, so the masses change; 2e-3 is solved alone."""
+    """gradcheck changes one entry at a time, so totals change, too; at reg 2e-3 problems are solved one by one."""
     a, b, M = tensors(p=2)
     shared = a[0].detach().clone().requires_grad_(), b, M
     for arguments in (tensors(), (a, b, M), tensors(p=2, own=True), shared):

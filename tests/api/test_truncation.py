@@ -196,7 +196,7 @@ def test_groups_of_opposite_directions(using):
 
 
 def test_a_correction_that_cannot_be_met_ends(monkeypatch, using):
-    """Hard columns may want more than all groups of rows have: such problems once took 10,000 passes."""
+    """Hard columns may need more mass than all groups of rows have: such problems once took 10,000 passes."""
     using(BOXES, correction_passes=math.inf)
     using(GROUPS, most_spread=math.inf, usual_groups=150)
     found = []
@@ -227,7 +227,7 @@ def test_named_methods_make_plain_passes(method, using):
 
 
 def test_almost_no_mass_makes_no_bound_small():
-    """reg times the mass of a state is then 0, and so is the growth of its KL: only the skipped mass itself bounds."""
+    """reg times almost no mass rounds to 0, as does the growth of KL: only the skipped mass itself gives a bound."""
     x, y, a, b = clouds()
     cloud = mapuot.PointCloud(x, y, truncate=3.0)
     problem = in_boxes(Problem.from_arrays(cloud, a, b, 0.2, 1.0, "kl", "product", cpu), False, 16)[0]

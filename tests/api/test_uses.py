@@ -363,7 +363,7 @@ def test_mistakes_with_weighted_scales_are_named(arguments, kind, text):
 
 @pytest.mark.parametrize("units", [{}, {"scale_cost": "mean", "scale_each": True}], ids=["alike", "each"])
 def test_balanced_sides_take_no_reg_m_beside_own_ones(units):
-    """None is the reg_m of a balanced side, beside one for each problem on the other."""
+    """A balanced side has reg_m None, while the other side has one reg_m for each problem."""
     rng = np.random.default_rng(0)
     M = rng.random(COUNTS)
     penalty = "balanced", "kl"
@@ -433,7 +433,7 @@ def test_weighted_scales_of_divergences_and_spaces():
 
 
 def test_weighted_scales_of_some_rows_weigh_the_rows_read():
-    """Of more costs than are read, rows are drawn; a row without mass counts nothing."""
+    """If there are too many costs, only drawn rows are read; a row without mass counts nothing."""
     x = np.random.default_rng(1).random((2500, 2))
     a = np.where(np.arange(2500) < 1250, 1 / 1250, 0.0)
     x[1250:] += 10
@@ -568,7 +568,7 @@ def test_a_dual_value_counts_the_pairs_that_are_skipped():
 
 @pytest.mark.parametrize("penalty", ["tv", "l2"])
 def test_points_without_mass_may_take_some_without_entropy(penalty):
-    """The product of the masses forbids the pairs: all mass would go to the second row, at a cost of .2 at most."""
+    """With entropy the reference a b^T forbids the second row; without entropy all mass goes there, for .2 at most."""
     M = np.array([[10.0], [0.0]])
     a = np.array([1.0, 0.0])
     b = np.ones(1)

@@ -75,7 +75,7 @@ def test_corrected_passes(isa, threads, dtype, sides, using):
 
 @pytest.mark.parametrize("sides", SIDES)
 def test_corrected_steps(isa, sides, using):
-    """Corrected steps are right far from the answer, by the first matrix and, around a labelled pass, by both."""
+    """Corrected steps equal the oracle's far from the answer: by one matrix, and next to a labelled pass by two."""
     using(COARSE, every=1)
     reg_m, ratio = SIDES[sides]
     problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=ratio))

@@ -138,7 +138,7 @@ def posed(case, level):
 
 
 def test_a_group_that_larger_regs_do_not_see_takes_a_second_path():
-    """One of 300 points lies in the other group, 1e6 reg away: less than larger regs miss on the first path."""
+    """One of 300 points lies in the other group, 1e6 reg away; the first path of larger regs overlooks it."""
     rng = np.random.default_rng(0)
     x = rng.random((300, 2))
     y = rng.random((300, 2))

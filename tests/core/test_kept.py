@@ -31,7 +31,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["cpu", *CUDA])
 
 @pytest.fixture
 def small(using):
-    """Let small problems take this path, however many pairs matter, on a GPU at any small reg."""
+    """Let small problems keep pairs, however many matter; on a GPU at any small reg."""
     using(STAGES, kept_entries=0)
     using(PAIRS, most_share=1.0, most_of_lines=math.inf)
     if CUDA:

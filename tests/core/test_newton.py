@@ -382,7 +382,7 @@ def test_steps_over_a_float32_kernel_are_in_float64(seed):
 
 
 def test_newtons_step_waits_for_a_pass_that_ends(monkeypatch):
-    """A pass that goes on, or has failed, is followed by what its own verdict asks for."""
+    """Newton's step follows only a pass that would end the solve as converged or stalled."""
     statuses = []
     meet = StagePasses.meet
 

@@ -51,7 +51,7 @@ KINDS = ["array", "float32", "float64", "forbidden", "points", "points twice", "
 @pytest.mark.parametrize("reg", [0.1, 1e-3, 1e-5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_two_potentials_after_few_passes(kind, reg, backend):
-    """After few passes answers equal two potentials', in one call of the core and in passes with a callback."""
+    """Few passes reach the answer of two potentials, in one call of the core and in passes with a callback."""
     x, a = cloud(60, 13 if "13" in kind else 2)
     a[3] = 0.0
     (M, array) = given(kind, x)
@@ -116,7 +116,7 @@ def test_a_kernel_that_alternates_is_left():
 
 
 def test_marginals_of_a_solve_that_ends_far_from_its_kernel():
-    """The last steps were dropped, and the potentials before them exceed the range of K."""
+    """The guard dropped the last steps; the potentials before them, which are the answer, exceed the range of K."""
     M = np.array([[np.inf, 2, 2, 2], [2, np.inf, 2, 1], [2, 2, np.inf, 1], [2, 1, 1, np.inf]])
     a = np.array([0.13, 0.18, 0.02, 0.93])
     options = {"reg": 3.0, "reg_m": 1e8, "penalty": "l2", "reference": "uniform", "precision": "float64"}
@@ -127,7 +127,7 @@ def test_marginals_of_a_solve_that_ends_far_from_its_kernel():
 
 @pytest.mark.parametrize("tol", [1e-4, 1.6e-5, 1e-6])
 def test_hard_sides_of_a_kernel_that_is_left_by_newtons_step(tol):
-    """A dropped step ends one potential, and Newton's step from there the solve: no uncertified pass follows."""
+    """One potential ends with a dropped step; Newton's step from there ends the solve with a certificate."""
     lower = [[0.13], [0.49, 0.99], [0.27, 0.55, 0.34], [0.3, 0.49, 0.28, 0.56], [0, 0.27, 0.17, 0.07, 0.62]]
     lower.append([0.13, 0.65, 0.35, 0.34, 0.71, 1.11])
     M = np.array([row + [0.0] * (6 - len(row)) for row in lower])

@@ -153,7 +153,7 @@ def test_penalty_formulas(kind, formulas):
 
 
 def test_the_gap_of_kl_keeps_its_digits():
-    """x e^x - e^x + 1 is right by its series and by itself, at all x; r = 1e-9 of its best keeps its digits."""
+    """x e^x - e^x + 1 keeps its digits at all x, as a series and as written, and at r = 1e-9 of the best r."""
     x = np.array([-20.0, -3.0, -1.0, -0.2501, -0.2499, -0.1, -0.01, 0.01, 0.1, 0.2499, 0.2501, 1.0, 2.4, 5.0])
     r = np.exp(x)
     exact = np.log(np.asarray(r, np.longdouble))

@@ -77,7 +77,7 @@ def test_no_worth_where_numbers_leave_float64(isa, labelled, which, value):
 
 
 def test_a_large_mass_is_not_lost_where_its_slope_is_steep(isa):
-    """e^-712 is below the range of the vectors, e^(690 - 712) is a mass; r = e^.2 q."""
+    """q = 9 e^(690 - 712) is a mass, although e^-712 alone is below the range of the vectors; r = e^.2 q."""
     log_u = np.full(9, 712.0)
     log_weight = np.full(9, 690.0)
     q = 9 * np.exp(-22.0)

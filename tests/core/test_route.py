@@ -160,7 +160,7 @@ def with_one_far(distance, m=700, n=640):
 @pytest.mark.parametrize("form", [None, "auto"])
 @pytest.mark.parametrize("reg", [0.01, 0.001])
 def test_one_far_point_costs_no_passes(form, reg):
-    """A point at 100 times the distance of the others adds no larger regs, and float32 passes last as long."""
+    """A point 100 times as far as the others adds no larger regs, and as many passes stay in float32."""
     passes = []
     for distance in (0.5, 5.0, 100.0):
         x, y, a, b = with_one_far(distance)

@@ -190,7 +190,7 @@ def test_what_is_missed_along_paths_has_the_noise_of_its_sums():
 
 
 def test_prices_of_hard_sides_count():
-    """|f| of a hard side is at most reg times the sizes of log u and log v: times its mass, in dual value and gap."""
+    """A hard side's mass is priced by |f|, at most reg times the sizes of log u and log v, in dual value and gap."""
     for given, sizes in (({"exponent_error": 1e-6}, 1.1e9), ({"state": {"shift": -1e9}}, 1e9)):
         plain, found = (certified(hard_sides=k, hard=0.5, tol=1.0, **given) for k in (0, 2))
         price = 2 * 0.5 * sizes  # reg log u

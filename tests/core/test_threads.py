@@ -42,7 +42,7 @@ def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
     ("told", "most"), [("1", 1), ("3", 3), ("2,4", 2), ("", 8), ("0", 8), ("many", 8), ("99", 8), (" 5 ", 5)]
 )
 def test_omp_num_threads_limits_calls_without_threads(told, most, monkeypatch):
-    """It can only lower the number: more threads than cores never help."""
+    """OMP_NUM_THREADS can only lower the number of threads: more threads than cores never help."""
     monkeypatch.setattr(processor, "core_count", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", told)
     assert processor.thread_count() == most

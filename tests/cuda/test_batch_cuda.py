@@ -66,7 +66,7 @@ def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
 
 @pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
 def test_a_dual_value_counts_what_large_potentials_round(own):
-    """Masses 1000 times apart and reg far below reg_m: at potentials of 300 reg, rho (a - r) is not exact."""
+    """With masses 1000 times apart and reg far below reg_m, potentials reach 300 reg, and rho (a - r) is rounded."""
     rng = np.random.default_rng(4)
     M = 190 * rng.random((9, 3, 30))
     A = rng.random((9, 3))

@@ -725,7 +725,7 @@ def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
 
 
 def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
-    """Balanced rows: the constant of the dual value contains K's absorbed scaling."""
+    """With balanced rows the dual value's constant contains K's absorbed scaling, so a captured graph must renew it."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
     M, a, b = weighted(60, 80)
     problem = Problem.from_arrays(M, a, b, 0.01, (np.inf, 1.0), "kl", "product", cuda)

@@ -354,7 +354,7 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
     ("kind", "d"), [("narrow", 3), ("narrow", 21), ("narrow", 70), ("narrow", 130), ("quick", 3), ("quick", 21)]
 )
 def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
-    """Return K_ij alone, as the sum of a row and of a column with zero weights elsewhere."""
+    """K_ij alone has the same bits as a sum over its row and over its column, with zero weights elsewhere."""
     if kind == "quick":
         monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(45, 70, d)
@@ -446,7 +446,7 @@ def test_coordinates_beyond_float16_take_no_tensor_cores(using):
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
 def test_quick_powers_are_within_their_error(monkeypatch, metric):
-    """float64 passes are right where tol allows a short polynomial; omitted and too distant points count nothing."""
+    """float64 passes with a short polynomial are exact enough for tol; left out and distant points count nothing."""
     monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(40, 37, 3)
     x[7] += 1.0 if metric == "wfr" else 1e4

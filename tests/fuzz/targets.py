@@ -128,7 +128,7 @@ class Reader:
         return array
 
     def bits(self, *shape):
-        """Return numbers of any bits; a matrix in any layout: backwards, by columns, or of one row."""
+        """Return numbers of any bits; a matrix may be reversed, strided, in Fortran order, or repeat one row."""
         layout = self.below(6)
         if len(shape) == 2:
             dtype = (np.float64, np.float32)[self.below(2)]

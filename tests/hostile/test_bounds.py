@@ -73,9 +73,9 @@ def test_a_bound_is_true_whenever_a_solve_ends(pair, backend, stopped):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("pair", [("kl", "balanced"), ("balanced", "kl"), ("kl", "kl")], ids="-".join)
 def test_a_bound_is_true_where_totals_are_far_apart(pair, backend):
-    """Where a has 1e12 to 1e40 times the mass of b, rho |a| is far above reg |P|, the measure of a gap's rounding.
+    """a has 1e12 to 1e40 times the mass of b, so rho |a| is far above reg |P|, by which a gap's rounding is measured.
 
-    The gap of a pass at x = log v + shift = -6.5e6, shift -7.4e6 lacked q = b e^(-k log v): e^657 times e^-744.
+    A gap once lacked the term q = b e^(-k log v), whose factors were e^657 and e^-744.
     """
     judged = 0
     for seed in (465, 707, 1131, *range(2000, 2030 if backend == "cpu" else 2004)):

@@ -133,7 +133,7 @@ def test_one_path_in_processes():
 
 
 def test_a_mask_that_bounds_nothing():
-    """At a mass of 2e-56 the gap of skipped pairs was inf, not above tol_gap times a dual value of -inf."""
+    """At a mass of 2e-56 the dual value was -inf: a gap of inf then passed the test against tol_gap."""
     found = block(Runner("cpu", over_ranks=False), "truncated", seed=41, first=2077, count=1, largest=12)
     assert found["totals"]["converged"] == 1
     assert found["failures"] == []

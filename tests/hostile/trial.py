@@ -227,9 +227,9 @@ def draw_alone(rng: Any, largest: int) -> Trial:
 
 
 def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
-    """Solve in rows. A sparse problem starts near: parts keep the rounding of a far start in K, and K's plan is valued.
+    """Return a trial over ranks. A sparse problem starts near: K keeps the rounding of a far start in each part.
 
-    Passes are few then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
+    Its passes are limited: all ranks meet in each, and parts at a huge reg_m / reg can take thousands.
     """
     near = how == "sparse ranks"
     if near:
@@ -311,7 +311,7 @@ def as_given(x: Any, there: bool) -> Any:
 
 
 def stored(M: Any) -> Any:
-    """Return the finite pairs as a matrix of scipy.sparse, in a form set by its shape: some also with stored inf."""
+    """Return the finite pairs as a SciPy matrix; its shape decides the format, and whether some inf are stored."""
     (m, n) = M.shape
     finite = np.isfinite(M)
     form = 7 * m + 3 * n + int(finite.sum())
