@@ -149,7 +149,7 @@ class Groups:
             self.factor = 0.0
         ranks, (one, other) = problem.rows.ranks, self.levels
         squares = float(ranks.sum(float(np.square(one.offset).sum()))) + float(np.square(other.offset).sum())
-        count = float(ranks.sum(problem.shape[0])) + problem.shape[1]
+        count = float(problem.rows.n_points + problem.cols.n_points)
         self.wide = squares / count * (scale / problem.reg) ** (1 if square else 2)
         self.pairs = GROUPS.cost_in_passes * float(ranks.sum(len(one.points))) * len(other.points)
 

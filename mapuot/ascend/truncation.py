@@ -34,7 +34,7 @@ def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = N
 
 def whole_shape(problem: Problem) -> tuple[int, int]:
     """Return the number of rows on all ranks together, and the number of columns."""
-    return int(problem.rows.ranks.sum(problem.shape[0])), problem.shape[1]
+    return problem.rows.n_points, problem.cols.n_points
 
 
 def begin_skipping(

@@ -426,7 +426,7 @@ class Truncation:
             least = 2.0
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least, nats), self.tol)
         self.has_marginals = self.has_marginals and self.boxes.wild <= BOXES.most_excess
-        whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
+        whole = float(self.problem.rows.n_points) * self.problem.cols.n_points
         if self.pairs > BOXES.correction_passes * whole * (self.kept.share if self.kept else 1.0):
             self.correct = self.uncorrected = None
         return self.kept

@@ -93,7 +93,7 @@ class Coarse:
         elif self.wanted:
             own = self.settings
             m, n = problem.shape
-            total = int(problem.rows.ranks.sum(m))
+            total = problem.rows.n_points
             entries = total * n
             size = problem.rows.ranks.size
             most = int(min(own.most_clusters, math.sqrt(own.step_work * total)))
@@ -104,7 +104,8 @@ class Coarse:
                 cost = own.label_work * (total + n) + own.call_work
             self.due = max(own.first, cost // max(1, entries))
             self.fi = 1 / ((1 + problem.reg / rho_a) * (1 + problem.reg / rho_b))
-            few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, own.most_clusters))
+            of_columns = clusters_of(n, entries, own.most_clusters)
+            few = min(problem.rows.ranks.sum(self.count), of_columns)
             self.wanted = entries > own.least_entries and few > 1 and size <= own.most_ranks
 
     def iterate(self, count: int) -> list[Stats]:

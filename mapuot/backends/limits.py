@@ -26,7 +26,7 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
     for side in (rows, cols):
         soft[side.kind.rounds] += side.largest_soft_rho
         hard_sides += side.penalty == "range" or side.rho_range[1] == math.inf
-    path = 2.0 * min(rows.ranks.sum(len(rows.rho)), len(cols.rho))
+    path = 2.0 * min(rows.n_points, cols.n_points)
     missed = 1.0
     if options.last and cols.demands and not problem.misses:
         missed = path

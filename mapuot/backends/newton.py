@@ -113,7 +113,7 @@ class ColumnsNewton(Newton):
         rows, cols, parts = problem.rows, problem.cols, problem.parts
         super().__init__(problem.reg, cols.weight, cols.rho)
         self.problem = problem
-        self.set_rows(rows, int(rows.ranks.sum(problem.shape[0])))
+        self.set_rows(rows, rows.n_points)
         if parts:
             self.part = np.ascontiguousarray(parts.cols, np.int32)
             self.parts = parts.count + 1

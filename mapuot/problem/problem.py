@@ -257,9 +257,9 @@ class Common(DerivedMembers):
 
     def own_alike(self) -> bool:
         """Tell whether the rows of this rank are the columns ``own`` of a cloud without skipped pairs."""
-        cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
+        cloud, own = self.cost.cloud, self.own
+        count = self.rows.n_points
         n = self.shape[1]
-        count = ranks.sum(self.shape[0])
         if cloud is None or cloud.core[0].product or cloud.truncates(count * n) or not isinstance(self.reference, str):
             return False
         return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)

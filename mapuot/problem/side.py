@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, host, largest, namespace
+from ..arrays import any_of, host, largest
 from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
@@ -18,6 +18,7 @@ class Numbers:
     `numbers_of` computes all of them when one is first asked for; over ranks every rank must then ask.
     """
 
+    n_points: int  # of all ranks together
     mass: float
     log_size: float  # largest |log t| of the weights
     scalar_rho: float | None  # the common rho of a KL or balanced side; None: other sides have no translation
@@ -134,7 +135,7 @@ class Side(Numbers, Kind):
         """Sum rho t^degree over the points, for weights with one problem a row."""
         if self.kind.degree == 2:
             return (self.soft_rho * weight * weight).sum(-1)  # squares of 1e160 overflow
-        if namespace(self.soft_rho) is np:
+        if isinstance(self.soft_rho, np.ndarray):
             return weight @ self.soft_rho
         return (weight * self.soft_rho).sum()
 
@@ -161,18 +162,19 @@ class Side(Numbers, Kind):
 
 def numbers_of(side: Side) -> dict[str, Any]:
     """Return the `Numbers` of a side; over ranks, of the points of all ranks, except ``log_size`` and ``demands``."""
-    log_size = largest_log(side.log_weight)
     with np.errstate(over="ignore"):
         mass = float(side.weight.sum())
         dual_scale = float(side.dual_sizes(side.weight))
+    log_size = largest_log(side.log_weight)
     least_rho = -largest(-side.rho, -math.inf)
     largest_rho = largest(side.rho)
     hard = largest_rho == math.inf
-    own = mass, dual_scale, least_rho, largest_rho, largest(side.soft_rho)
-    masses, dual_scales, least_rhos, largest_rhos, soft_rhos = zip(*side.ranks.all(own), strict=True)
+    own = len(side.weight), mass, dual_scale, least_rho, largest_rho, largest(side.soft_rho)
+    lengths, masses, dual_scales, least_rhos, largest_rhos, soft_rhos = zip(*side.ranks.all(own), strict=True)
     low = min(least_rhos)
     high = max(largest_rhos)
     return {
+        "n_points": sum(lengths),
         "mass": float(sum(masses)),
         "log_size": log_size,
         "scalar_rho": float(low) if side.logarithmic and low == high else None,

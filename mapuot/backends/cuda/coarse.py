@@ -83,7 +83,7 @@ class DeviceCoarse(Coarse):
         """Find the cluster of each column, the same on all ranks, and this rank's rows by cluster."""
         M, ranks = self.problem.M, self.problem.rows.ranks
         m, n = M.shape
-        rows, cols = (clusters_of(k, int(ranks.sum(m)) * n, self.settings.most_clusters) for k in (m, n))
+        rows, cols = (clusters_of(k, self.problem.rows.n_points * n, self.settings.most_clusters) for k in (m, n))
         own = np.random.default_rng(2)
         common = np.random.default_rng(1)  # ranks share the columns
         marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)
