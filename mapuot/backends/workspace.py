@@ -69,16 +69,14 @@ def started(x: F64, out: Any, log_b: F64) -> tuple[F64, F64, F64]:
 
 
 @formula
-def unreached(alpha: F64, out: Any) -> tuple[Any, Any]:
-    """Return a mask of the dead points, and a mask of all points that are dead or left out."""
+def absorbed(alpha: F64, out: Any, log_a: F64) -> tuple[Any, Any, F64, F64]:
+    """Return the mask of the dead points, and the mask ``off`` of points that are dead or left out.
+
+    Return alpha, -inf at points ``off``, and the part of the log scalings that K absorbs, inf there.
+    """
     dead = (alpha == np.inf) & ~out
-    return dead, out | dead
-
-
-@formula
-def absorbed(alpha: F64, off: Any, log_a: F64) -> F64:
-    """Return the part of the log scalings that K absorbs, inf at points without mass."""
-    return np.where(off, np.inf, alpha - log_a)
+    off = out | dead
+    return dead, off, np.where(off, -np.inf, alpha), np.where(off, np.inf, alpha - log_a)
 
 
 @formula
@@ -152,14 +150,13 @@ class Workspace:
                     alpha = beta
                 else:
                     alpha = beta[problem.own]
-            dead_u, off_u = unreached(alpha, out_u)
-            dead_v, off_v = unreached(beta, out_v)
+            dead_u, off_u, alpha, d = absorbed(alpha, out_u, la)
+            dead_v, off_v, beta, e = absorbed(beta, out_v, lb)
             self.dead = dead_u, dead_v
-            alpha[off_u] = beta[off_v] = -np.inf
             if self.narrow_points is not None:
                 alpha, beta = self.fitted(alpha, beta)
-        d = absorbed(alpha, off_u, la)
-        e = absorbed(beta, off_v, lb)
+                d = np.where(off_u, np.inf, alpha - la)
+                e = np.where(off_v, np.inf, beta - lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # else v of columns far from all rows would be 0 in float32
         if error is None or symmetric or self.narrow_points is not None:
