@@ -293,7 +293,8 @@ def hinted(function: F, onward: Callable[..., Any] | None = None) -> F:
             for place, name in required:
                 if name not in named and place >= len(args):
                     raise TypeError(f"{called}() missing required argument: {name!r}")
-            check(named)
+            if check:
+                check(named)
             return run(*args, **named)
         except TypeError as error:
             if has_entered(code, error.__traceback__):
@@ -308,10 +309,10 @@ def hinted(function: F, onward: Callable[..., Any] | None = None) -> F:
 
 def check_of(
     called: str, parameters: Mapping[str, Any], onward: Callable[..., Any] | None
-) -> Callable[[dict[str, Any]], None]:  # fmt: skip
-    """Return a function that raises for a keyword that both functions lack; without ``onward`` it does nothing."""
+) -> Callable[[dict[str, Any]], None] | None:  # fmt: skip
+    """Return a function that raises for a keyword that both functions lack; None without ``onward``."""
     if onward is None:
-        return lambda _: None
+        return None
     handed = inspect.signature(onward).parameters.items()
     takes = {**parameters, **{name: x for name, x in handed if x.kind is x.KEYWORD_ONLY}}
 

@@ -51,7 +51,7 @@ from ..problem.validate import (
 )  # fmt: skip
 from ..processor import SERIAL_ENTRIES
 from ..progress import bar as progress_bar
-from ..ranks import Ranks, join
+from ..ranks import ALONE, Ranks, join
 from ..route import on_device
 from ..route import plain as carrier
 from ..route.front import Call, PlainProblem, Start, problem_of, read
@@ -276,7 +276,7 @@ def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
 
 def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Result:
     """Make the problem, carry out its stages, and warn the user if the answer fell short."""
-    ranks = join(call.comm)
+    ranks = ALONE if plain else join(call.comm)
     with ranks.together():
         problem = plain and problem_of(plain)
         if plain and problem:
@@ -289,9 +289,9 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         else:
             out = as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
         start = start_potentials(begin.potentials, problem)
-        ranks.same(warm_start=start[1])
         most = min(int(call.max_passes), MOST_PASSES)
         run = Run(backend, most, call.callback, call.progress, ranks, call.checkpoint, list(begin.trace))
+        ranks.same(warm_start=start[1])
         run.outcome = OUTCOMES[begin.status]
         run.products = begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")

@@ -71,9 +71,9 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     if options.tol_gap >= 0:  # scaled masses have another dual value
         return carry_out_stages(run, problem, options, start, escalate)
     whole = without_translation(problem)
+    if whole.task is problem:
+        return carry_out_stages(run, problem, options, start, escalate)
     found = carry_out_stages(run, whole.task, options, whole.to_task(start, problem.translation), escalate)
-    if whole.task is whole.problem:
-        return found
     problem = dataclasses.replace(whole.problem, cost=found.problem.cost)
     potentials = whole.to_problem(found._logs)
     more = found._marginals, found.trace, found.status, found._threads, found.how, found.skipped
@@ -161,7 +161,7 @@ def all_stages(
         if run.outcome.status not in stage.after:
             continue
         if stage.from_zeros:
-            log_v = namespace(log_v).zeros(task.shape[1])
+            log_v = np.zeros_like(log_v)
             skip = None
         before = run.outcome.status
         was_cancelled = run.is_cancelled
@@ -230,7 +230,7 @@ def one_stage(
     run.limit = min(stage.most, run.n_passes + stage.patience)
     # products of Newton's steps are few where steps with a factor may follow
     run.budget = stage.products or (stage.patience if stage.patience < sys.maxsize else 0)
-    options = dataclasses.replace(stage.options(options), last=stage.certifies)
+    options = stage.options(options)
     ratio = float(stage.reg / task.reg)
     run.share = 0.0
     if kept:

@@ -88,7 +88,6 @@ class Run:
         Stop after the first pass, with the status "running", if its certified error is above ``leave_above``.
         ``skip``: the pairs of points to skip. Numbers in brackets name the formulas of docs/mathematics.md.
         """
-        self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         with closing(self.backend.workspace(problem, options, skip)) as workspace:
             # K_ij = exp(alpha_i + beta_j - M_ij / reg) <= 1, (11), times c_ij unless c = a b^T (see `absorb`)
             passes = StagePasses(self, workspace, problem, options, log_v, leave_above, skip)
@@ -156,6 +155,7 @@ class StagePasses:
             self.newton = None
         if self.newton:
             self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
+        run.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         self.is_fresh = True  # K was built just before the passes
         self.is_left = False  # the first pass has an error above ``leave_above``
         self.n_made = 0  # passes of the last call

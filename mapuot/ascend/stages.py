@@ -50,11 +50,10 @@ class Stage(NamedTuple):
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
-        own = self.tol, self.storage, self.anderson_depth, self.symmetric
-        if own == (asked.tol, asked.precision, asked.anderson_depth, asked.symmetric):
-            return asked
-        tol, storage, depth, symmetric = own
-        return dataclasses.replace(asked, tol=tol, precision=storage, anderson_depth=depth, symmetric=symmetric)
+        return dataclasses.replace(
+            asked, tol=self.tol, precision=self.storage, anderson_depth=self.anderson_depth, symmetric=self.symmetric,
+            last=self.certifies,
+        )  # fmt: skip
 
 
 class Route(NamedTuple):
@@ -83,7 +82,7 @@ def route(
     nats = None
     if problem.cost.operator == "points" and (backend.skips_with_one_potential or not options.symmetric):
         nats = nats_of(problem, saves, backend.skips_from)
-    warm = bool(problem.ranks.max(given[0] if turns else given[1]))
+    warm = given[0] if turns else given[1]  # ranks share log v, and exchange no sides
     if nats is not None:
         options = inner(options)
     found = stages(problem, options, most, backend, warm=warm, skips=nats is not None, escalate=escalate)
@@ -298,7 +297,7 @@ def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
     """Return how many nats below its share a pair of points of a cloud must lie to be skipped; None: skip no pair."""
     cloud, ranks = problem.cost.cloud, problem.ranks
     ranks.same(truncate=repr(cloud.truncate))
-    pairs = ranks.sum(cloud.size)
+    pairs = problem.rows.n_points * problem.cols.n_points
     if not cloud.truncates(pairs) or (cloud.truncate == "auto" and pairs < least):
         return None
     found = {

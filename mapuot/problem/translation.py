@@ -72,7 +72,7 @@ def translation_of(rows: Side, cols: Side, reg: float, is_product: bool) -> floa
     """Return the translation at which both sides have equal masses, 0 where it is small or the sides have none."""
     if not (rows.logarithmic and cols.logarithmic) or not (0 < rows.mass < math.inf and 0 < cols.mass < math.inf):
         return 0.0
-    least = sum(rate_of(side.rho_range[1], reg, is_product) for side in (rows, cols))
+    least = rate_of(rows.rho_range[1], reg, is_product) + rate_of(cols.rho_range[1], reg, is_product)
     t = common_translation(rows.mass, cols.mass, least)
     if t == 0.0:  # mostly: vectors of a device stay there
         return 0.0

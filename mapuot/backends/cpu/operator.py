@@ -127,7 +127,7 @@ class HostOperator(Operator):
         super().__init__(cost, reg, c, ranks)
         self.pool = pool_for(threads, cost.size)
         self.kept = kept
-        self.K = empty(0)
+        self.K: Any = None
         self.pairs = cost.operator == "pairs"
         self.stored = ""
 
@@ -280,8 +280,9 @@ class HostOperator(Operator):
         state.exact = dtype == "made"
         state.ld = lib.mapuot_leading(self.shape[1], np.dtype(STORAGE[kind]).itemsize)
         state.dtype = DTYPES[kind]
-        self.K = empty(0)  # free the old K before allocating the new one
-        self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
+        entries = 0 if self.made else self.cost.place(self.shape[0], state.ld)
+        self.K = None  # free the old K before allocating the new one
+        self.K = empty(entries, STORAGE[kind])
         state.kernel = ffi.from_buffer("void *", self.K)
         if self.made:
             self.open_tile()

@@ -244,8 +244,9 @@ class HostWorkspace(Workspace):
         """Allocate the arrays of the correction; ``counts``: the clusters of each rank."""
         coarse, ranks = self.state.coarse, self.problem.ranks
         size = padded(self.problem.shape[1])
+        own = counts[ranks.rank]
         count = sum(counts)
-        coarse.clusters, coarse.own = count, labels.clusters
+        coarse.clusters, coarse.own = count, own
         coarse.order = ffi.from_buffer("int64_t *", labels.order)
         coarse.first = ffi.from_buffer("int64_t *", labels.first)
         threads = lib.mapuot_pool_threads(self.pool)
@@ -258,8 +259,8 @@ class HostWorkspace(Workspace):
             array = self.coarse_arrays[name] = empty(count * size, np.float32).reshape(count, size)
             setattr(coarse, name, ffi.from_buffer("float *", array))
         before = sum(counts[: ranks.rank])
-        own = slice(before, before + labels.clusters)
-        self.own_blocks = self.coarse_arrays["blocks"][own], self.coarse_arrays["mass"][own]
+        here = slice(before, before + own)
+        self.own_blocks = self.coarse_arrays["blocks"][here], self.coarse_arrays["mass"][here]
         coarse.own_blocks = ffi.from_buffer("float *", self.own_blocks[0])
         coarse.own_mass = pointer(self.own_blocks[1])
 
