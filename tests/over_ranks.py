@@ -100,7 +100,7 @@ class Job:
 
     def compare(self, result, one, i0, i1, within=1e-12, passes=1):
         """Compare every member of a distributed Result with one process's."""
-        assert result.status == one.status
+        assert result.status == one.status, (result, one)
         assert abs(result.n_passes - one.n_passes) <= passes, (result.n_passes, one.n_passes)
         self.same([s.error for s in result.trace], [result.objective, result.dual, result.mass], result.log_v)
         self.same(result.log_u, among=(i0, i1))

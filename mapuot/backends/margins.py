@@ -159,7 +159,9 @@ class RangeMargin(LogarithmicMargin):
 
     def change(self, log_x: Any, log_sum: Any) -> Any:
         _, _, _, low, high = self.given
-        return np.clip(0.0, log_x + (np.log(low) - log_sum), log_x + (np.log(high) - log_sum)) - log_x
+        least = log_x + (np.log(low) - log_sum)
+        most = log_x + (np.log(high) - log_sum)
+        return np.maximum(np.minimum(most, 0.0), least) - log_x
 
     def fall(self, log_x: Any, marginal: Any) -> Any:
         return np.where(log_x == 0.0, 0.0, 1.0)

@@ -86,18 +86,24 @@ def lanes() -> list[Lane]:
     return found
 
 
-def run(lane: Lane, *words: Any) -> dict[str, Any]:
-    """Return the answer of one worker; a worker that dies is a failure of its block."""
-    how = {"env": lane.environment(), "cwd": TESTS, "capture_output": True, "text": True, "timeout": LONGEST}
+def run(lane: Lane, *words: Any, seconds: float = LONGEST) -> list[dict[str, Any]]:
+    """Return the lines of one worker, one for each trial; a worker that dies, or outlives LONGEST, is a failure too."""
+    how = {"env": lane.environment(), "cwd": TESTS, "capture_output": True, "timeout": min(seconds, LONGEST)}
+    failed = ""
     try:
         done = subprocess.run(lane.command(*words), check=False, **how)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode == 0 and lines:
-            return dict(json.loads(lines[-1]))
-        text = f"worker ended with {done.returncode}: {done.stderr[-600:]}"
-    except subprocess.TimeoutExpired:
-        text = f"no end after {LONGEST} s"
-    return {"failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}]}
+        output = done.stdout
+        if done.returncode != 0:
+            failed = f"worker ended with {done.returncode}: {done.stderr.decode()[-600:]}"
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout or b""
+        if seconds > LONGEST:
+            failed = f"no end after {LONGEST} s"
+    *lines, _ = output.decode().split("\n")  # a worker that was stopped may not have written its last line whole
+    found = [dict(json.loads(line)) for line in lines if line.startswith("{")]
+    if failed:
+        found.append({"failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": failed}]})
+    return found
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -110,7 +116,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--sides", choices=("all", "hard"), default="all", help="hard: most are balanced or ranges")
     parser.add_argument("--numbers", choices=("all", "usual", "extreme"), default="all", help="of every trial")
     parser.add_argument("--block", type=int, default=100, help="trials of one process")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no other block after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     return parser.parse_args(words)
 
@@ -132,22 +138,21 @@ def main(words: list[str]) -> int:
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
 
-    def in_time(*job: Any) -> dict[str, Any]:
-        if time.perf_counter() - begun > args.seconds:
-            return {"failures": []}
-        return run(*job)
+    def in_time(*job: Any) -> list[dict[str, Any]]:
+        left = args.seconds - (time.perf_counter() - begun)
+        return run(*job, seconds=left) if left > 0 else []
 
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
         sizes = args.largest, args.sides, args.numbers
         tasks = {pool.submit(in_time, lane, args.seed, first, count, *sizes): lane for lane, first, count in jobs}
         for task in as_completed(tasks):
             lane = tasks[task]
-            answer = task.result()
-            totals[lane.name].update(answer.get("totals", {}))
-            for name, value in answer.get("worst", {}).items():
-                worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)
-            for failure in answer["failures"]:
-                failures[failure["kind"], lane].append(failure)
+            for answer in task.result():
+                totals[lane.name].update(answer.get("totals", {}))
+                for name, value in answer.get("worst", {}).items():
+                    worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)
+                for failure in answer["failures"]:
+                    failures[failure["kind"], lane].append(failure)
             bar.update()
         tell(chosen, totals, worst, failures)
         wrong = sum(len(found) for (kind, _), found in failures.items() if is_false(kind))

@@ -1,4 +1,4 @@
-"""Run one block of trials in one process, or in step on all ranks of one job; print counts and failures as JSON.
+"""Run a block of trials in one process, or in step on all ranks of one job; print each trial's counts as JSON.
 
 ``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST SIDES NUMBERS``.
 """
@@ -120,25 +120,22 @@ def trial_of(how: str, seed: int, index: int, largest: int, numbers: str = "all"
     return trial
 
 
-def block(
-    runner: Runner, how: str, seed: int, first: int, count: int, largest: int, numbers: str = "all"
+def judged_trial(
+    runner: Runner, how: str, seed: int, index: int, largest: int = 12, numbers: str = "all"
 ) -> dict[str, Any]:
-    """Judge so many trials; return the failures and the counts of the summary."""
+    """Judge one trial; return its failures and the counts of the summary."""
     totals: Counter[str] = Counter()
-    failures = []
-    worst = {"error / bound": 0.0}
-    for index in range(first, first + count):
-        ended, found, figures = runner.verdict(trial_of(how, seed, index, largest, numbers))
-        totals["trials"] += 1
-        totals[ended] += 1
-        totals["problems"] += len(figures)
-        for figure in figures:
-            totals["without reference"] += "no reference" in figure
-            totals["judged"] += "no reference" not in figure
-            for name in ("converged", "truncated", "kept", "tol >= 1e-7", *STALLS):
-                totals[name] += bool(figure.get(name))
-            worst = {name: max(value, figure.get(name, 0.0)) for name, value in worst.items()}
-        failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
+    ended, found, figures = runner.verdict(trial_of(how, seed, index, largest, numbers))
+    totals["trials"] += 1
+    totals[ended] += 1
+    totals["problems"] += len(figures)
+    for figure in figures:
+        totals["without reference"] += "no reference" in figure
+        totals["judged"] += "no reference" not in figure
+        for name in ("converged", "truncated", "kept", "tol >= 1e-7", *STALLS):
+            totals[name] += bool(figure.get(name))
+    worst = {"error / bound": max((figure.get("error / bound", 0.0) for figure in figures), default=0.0)}
+    failures = [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
     return {"totals": dict(totals), "worst": worst, "failures": failures}
 
 
@@ -146,9 +143,10 @@ def main(words: list[str]) -> None:
     how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
     ODDS["all"] = ODDS[words[6]]
     runner = Runner(backend, how in OVER_RANKS)
-    answer = block(runner, how, seed, first, count, largest, words[7])
-    if runner.root:
-        print(json.dumps(answer), flush=True)
+    for index in range(first, first + count):
+        answer = judged_trial(runner, how, seed, index, largest, words[7])
+        if runner.root:
+            print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

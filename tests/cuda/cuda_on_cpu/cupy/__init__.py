@@ -105,6 +105,8 @@ class ndarray(np.ndarray):  # noqa: N801
 
     def __array_function__(self, function, kinds, args, options):
         refuse_host(args)
+        if type(args[0]) in (int, float):
+            raise AttributeError(f"{function.__name__}: CuPy calls a method of the first argument, {args[0]!r}")
         found = function(*plain(args), **plain(options))
         if isinstance(found, np.ndarray):
             return found.view(ndarray)
