@@ -1,10 +1,10 @@
 """Losses of `mapuot.torch` within ``torch.compile``: one operator, into which the compiler does not look.
 
-A compiler runs a loss on tensors without numbers. What it then sees is ``mapuot::value`` of the tensors, whose shape
-follows from theirs, and ``mapuot::slope`` of one of them for the way back; at run time they call the loss and
-``backward()`` as a program without a compiler does, on the stream that the compiled program has. The way back of a
-value is kept as long as its second output lives, an integer that names it. Problems of torch.vmap are one batch to
-both. Costs that are sparse break the graph: there a loss is called as it is.
+A compiler traces a loss with tensors that have shapes but no numbers. It sees two operators: ``mapuot::value`` of all
+tensors, and in the backward pass ``mapuot::slope`` of one tensor. At run time they call the loss and ``backward()`` as
+a program without a compiler does, on the stream of the compiled program. The second output of ``mapuot::value`` is an
+integer that names the value; its graph is kept as long as this integer lives. Both operators solve the problems of
+torch.vmap as one batch. Sparse costs break the graph: there a loss is called as it is.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def compilable(**single: int) -> Callable[[Any], Any]:
 
 @torch.compiler.assume_constant_result
 def number_of(loss: str, places: Any, rest: Any) -> int:
-    """Return the number of a call, by which the operator knows it: a hash of what it is called with."""
+    """Return the number that names a call to the operator: a hash of the loss and its arguments but tensors."""
     wanted = loss, places, rest
     number = int.from_bytes(hashlib.sha256(pickle.dumps(wanted)).digest()[:7], "big")
     CALLS[number] = wanted
@@ -81,7 +81,7 @@ def number_of(loss: str, places: Any, rest: Any) -> int:
 
 
 def arguments(inputs: list[Tensor], number: int) -> tuple[str, dict[str, Any]]:
-    """Return the loss of a call, and its arguments with these tensors in their places."""
+    """Return the name of a call's loss, and its arguments with these tensors in their places."""
     loss, places, rest = CALLS[number]
     left = iter(inputs)
     return loss, rest | {k: [next(left) for _ in range(count)] if count else next(left) for k, count in places}
@@ -98,7 +98,7 @@ torch.library.define("mapuot::slope", SLOPE, tags=TAGS)
 
 @torch.library.impl("mapuot::value", "CompositeExplicitAutograd")
 def value(inputs: list[Tensor], number: int) -> tuple[Tensor, Tensor]:
-    """Return the value of a loss, and what names its way back."""
+    """Return the value of a loss, and the integer that names its graph for the backward pass."""
     inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     loss, given = arguments(inputs, number)
     if inputs[0].is_cuda:
@@ -137,7 +137,7 @@ def value_without_numbers(inputs: list[Tensor], number: int) -> tuple[Tensor, Te
 @torch.library.impl("mapuot::slope", "CompositeExplicitAutograd")
 def slope(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Tensor:
     """Return grad times the derivative of a value by one of its inputs."""
-    kept, found = KEPT[int(name)]  # in this thread: on a GPU it is the one that another's way back would wait for
+    kept, found = KEPT[int(name)]  # in this thread: on a GPU a backward pass in another thread would wait for this one
     (one,) = torch.autograd.grad(found, kept[place], grad, retain_graph=True, materialize_grads=True)
     return one.clone(memory_format=torch.contiguous_format)
 
@@ -146,7 +146,7 @@ torch.library.register_fake("mapuot::slope", lambda grad, name, x, place: x[plac
 
 
 def stacked(size: int, inputs: list[Tensor], dims: list[int | None]) -> list[Tensor]:
-    """Return the inputs of all problems of torch.vmap, those that they share once for each."""
+    """Return the inputs of all problems of torch.vmap, with a first axis of problems; shared inputs are repeated."""
     return [x.expand(size, *x.shape) if at is None else x.movedim(at, 0) for x, at in zip(inputs, dims, strict=True)]
 
 
@@ -160,7 +160,7 @@ def values(info: Any, dims: Any, inputs: list[Tensor], number: int) -> Any:
 
 @torch.library.register_vmap("mapuot::slope")
 def slopes(info: Any, dims: Any, grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Any:
-    """Return the slopes of the problems of a batch, or those of one answer for each of several weights."""
+    """Return the slopes of all problems of a batch, or of one answer for each of several weights."""
     (grads,) = stacked(info.batch_size, [grad], dims[:1])
     size = info.batch_size
     if any(at is not None for at in dims[2]):
@@ -169,7 +169,7 @@ def slopes(info: Any, dims: Any, grad: Tensor, name: Tensor, inputs: list[Tensor
 
 
 class _Value(torch.autograd.Function):
-    """``mapuot::value`` with its way back; a slope that nobody needs is left out by the compiler."""
+    """``mapuot::value`` with its backward pass; the compiler leaves out slopes that nobody needs."""
 
     @staticmethod
     def forward(ctx: Any, number: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,9 +201,9 @@ class _Slope(torch.autograd.Function):
 
 
 def applied(function: Any, *args: Any) -> Any:
-    """Apply a function within an operator, where a transform of torch.func is under way already.
+    """Apply a function within an operator that a transform of torch.func has called.
 
-    The way back is of the innermost gradient alone: a second one around it would find zeros, and is refused.
+    Only the innermost gradient has a backward pass. A second gradient around it would be zero, so it raises an error.
     """
     unwrapped, at_once = torch._C._functorch.get_unwrapped, torch._C._functorch.is_batchedtensor
     traced = torch._C._functorch.is_gradtrackingtensor

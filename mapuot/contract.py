@@ -83,7 +83,7 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
 
 
 class Backend:
-    """A backend: what rooms ask of one place where passes are computed.
+    """A backend: the operations that the other packages need where passes are computed.
 
     Required are `name`, `asarray`, `to_numpy`, `extrema`, `is_symmetric`, `workspace` and `plan_of`. All other methods
     and attributes have defaults, for a backend that does without them.

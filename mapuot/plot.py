@@ -114,7 +114,7 @@ def of_sides(answer: Any, values: Any, name: str) -> Any:
 
 
 def both_points(answer: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Return the points of both sides; of a Coupling x may be the points of all cells, or their name, without y."""
+    """Return the points of both sides; for a Coupling x may be the points of all cells, or their name, and y None."""
     if y is not None:
         return x, y
     if not hasattr(answer, "of_days"):

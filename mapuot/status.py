@@ -99,7 +99,7 @@ def has_tiny_masses(problem: Any) -> bool:
 
 
 def beyond_float64(result: Any, lost: float) -> str:
-    """Say what makes exponents so large that their rounding leaves a part ``lost`` of the plan unknown; name cures."""
+    """Name the cause of exponents so large that their rounding hides a part ``lost`` of the plan; name cures."""
     if lost < 1:
         part = f"some {lost:.0e} of the plan"
     else:

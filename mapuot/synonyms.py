@@ -348,7 +348,7 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
 
 
 class Hints:
-    """Base of classes whose unknown attributes are answered by the attribute that is meant.
+    """Base of classes with hints: the error about an unknown attribute names the attribute that is meant.
 
     ``_parts``: {expression: class} of objects that hold attributes which users look for here.
     """
@@ -371,7 +371,7 @@ class Hints:
 
 
 class AnswerHints(Hints):
-    """Base of answers: they are no arrays, sequences or numbers, and say where theirs are."""
+    """Base of answers: used as an array, a sequence or a number, they raise an error that names the right attribute."""
 
     if not TYPE_CHECKING:
 

@@ -633,7 +633,7 @@ class Loss:
 
 
 class _Loss(torch.autograd.Function):
-    """Value of a task at its tensors; the answer, which the way back needs, is the second output."""
+    """Value of a task at its tensors; the second output is the answer, which the backward pass needs."""
 
     @staticmethod
     def forward(task: Loss, *tensors: Any) -> Any:
@@ -747,7 +747,7 @@ def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Measure, Measure]:
 
 
 def repeated(side: Measure, p: int) -> Measure:
-    """Lay a cloud that serves p problems p times one behind the other."""
+    """Repeat a cloud that serves p problems: p copies, one behind the other."""
     n, d = side.points.shape
     points = side.points.expand(p, n, d).reshape(-1, d)
     masses = side.masses.expand(p, n).reshape(-1)
@@ -799,7 +799,8 @@ def parts_of(value: Any) -> Any:
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
     """Return the value of a loss between clouds, one for each problem; slopes by points need a product per plan."""
-    starts = rows.starts, cols.starts  # alone outlives the solve: with the points the way back would hold their graph
+    # The backward pass keeps these alone: with the points it would keep their graph, too.
+    starts = rows.starts, cols.starts
 
     def solve(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
         sides = [rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)]
@@ -957,7 +958,8 @@ def gromov_loss(
 ) -> Any:
     """Compute the objective of `mapuot.gromov` between two clouds, differentiable once in X, Y, a and b.
 
-    The slopes are those of a plan that answers its own step: what is left of ``steps`` at the end is missing in them.
+    The slopes hold for a plan that its own step returns: if the plan still changes after ``steps``, they lack the rest
+    of this change.
 
     Parameters
     ----------

@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 # Participles and other words that name no thing; a class with one of them has a noun behind it, as in KeptPairs.
 NO_NOUNS = {
-    "Absent", "Alone", "Begun", "Between", "Bounded", "Closed", "Derived", "Done", "Found", "Given", "Kept", "Later",
-    "Left", "Lie", "Masked", "Ordered", "Posed", "Prepared", "Rescaled", "Sent", "Sorted", "Tilted", "Told", "Turn",
+    "Absent", "Alone", "Begun", "Between", "Bounded", "Closed", "Derived", "Done", "Found", "Given", "Judged", "Kept",
+    "Later", "Left", "Lie", "Masked", "Ordered", "Posed", "Prepared", "Reached", "Rescaled", "Sent", "Solved", "Sorted",
+    "Tilted", "Told", "Turn",
 }  # fmt: skip
 NO_VERBS = {"begun", "held", "known", "sent", "take", "told"}  # words that once had up to twelve meanings
 

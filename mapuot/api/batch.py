@@ -67,7 +67,7 @@ from .solve import UNIT_CURE, check_met
 
 
 def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchResult:
-    """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for: of mass, each problem in its own."""
+    """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for; each problem has its own unit of mass."""
     M: Any = given["M"]
     chosen = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
     if given["scale_mass"] is False:

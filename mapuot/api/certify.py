@@ -200,7 +200,7 @@ def certify(
 
 
 def is_quicker_dense(result: Result, needed: int) -> bool:
-    """Return whether solving M takes fewer passes over all pairs than the rounds until ``needed`` pairs are stored."""
+    """Tell whether one dense solve reads fewer pairs than the rounds that would store ``needed`` pairs."""
     stored, pairs = result.problem.cost.size, math.prod(result.problem.shape)
     if not DENSE_PAIRS[0] <= pairs <= DENSE_PAIRS[1]:
         return False
@@ -298,7 +298,7 @@ class Sweep:
                 self.choose(most)
 
     def needed(self, tol: float) -> int:
-        """Return how many pairs hold all but tol / 2 of the dense plan, to a factor of 2 in their masses."""
+        """Return how many pairs to store so that at most tol / 2 of the mass is missing, to a factor of 2."""
         left = self.outside - np.cumsum(self.masses[::-1])
         many = np.count_nonzero(left > 0.5 * tol * self.near.mass)
         return int(self.result.problem.cost.size + self.counts[::-1][: many + 1].sum())

@@ -145,7 +145,7 @@ def pairwise(
 
 
 class SelfTerms(NamedTuple):
-    """Of each cloud the value of its problem with itself, (k,), and half the sum of its slopes, (k, n) or empty."""
+    """Values of each cloud's problem with itself, (k,), and half the sums of their slopes, (k, n) or empty."""
 
     value: F64
     slope: F64
@@ -157,7 +157,7 @@ class SelfTerms(NamedTuple):
 class PairTask(NamedTuple):
     """The data of all pairs: clouds, masses (k, n), reg and reg_m of all or of each, (k, k), and options of the solve.
 
-    ``unit``: the statistic of each pair's costs that is its unit, None: reg and reg_m are in units of the cost.
+    ``unit``: the statistic of a pair's costs that is the unit of its reg and reg_m; None: the unit of the costs.
     """
 
     cloud: PointCloud

@@ -11,7 +11,7 @@ from .. import outcome as outcomes
 from ..answer.result import Result
 from ..arrays import host, namespace
 from ..backends.boxes import SortedPoints, Truncation
-from ..backends.factored import Reached
+from ..backends.factored import LevelStart
 from ..contract import Options
 from ..outcome import Outcome
 from ..penalties import F64
@@ -153,9 +153,9 @@ def all_stages(
 ) -> tuple[list[StageRecord], Truncation | None]:  # fmt: skip
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
     done = list[StageRecord]()
-    starts: dict[float, Reached] = {}  # for steps with a factor, by reg over the reg asked for
+    starts: dict[float, LevelStart] = {}  # for steps with a factor, by reg over the reg asked for
     if way.stages[-1].with_factors:
-        starts[1.0] = Reached(1.0, *run.potentials)
+        starts[1.0] = LevelStart(1.0, *run.potentials)
     kept: KeptPairs | None = None
     for stage in way.stages:
         if run.outcome.status not in stage.after:
@@ -186,7 +186,7 @@ def all_stages(
 
 
 def after_steps(
-    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, starts: dict[float, Reached]
+    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, starts: dict[float, LevelStart]
 ) -> tuple[Stage, F64]:  # fmt: skip
     """Make Newton's steps with a factor; return the stage of the passes that follow, and the log v for them."""
     if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
@@ -196,17 +196,19 @@ def after_steps(
     return stage, namespace(task.rows.weight).asarray(found)
 
 
-def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) -> None:
+def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, LevelStart]) -> None:
     """Keep what passes have reached for steps with a factor; passes that certify nothing leave the solve to these."""
     if run.outcome.status not in FAILED:
         level = stage.reg / task.reg
-        starts[level] = Reached(level, *run.potentials)
+        starts[level] = LevelStart(level, *run.potentials)
     is_last = run.is_cancelled or run.n_passes >= run.max_passes  # the loop has certified it
     if run.outcome.status == "converged" and not stage.certifies and not is_last and task.misses:
         run.outcome = outcomes.before_factored_steps(run.trace[-1])
 
 
-def outcome_of_stage(run: Run, task: Any, stage: Stage, starts: dict[float, Reached], was_cancelled: bool) -> Outcome:
+def outcome_of_stage(
+    run: Run, task: Any, stage: Stage, starts: dict[float, LevelStart], was_cancelled: bool
+) -> Outcome:
     """Return the outcome that the next stages test; ``was_cancelled``: before this stage began."""
     if starts:
         note_start(run, task, stage, starts)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..arrays import host, namespace
 from ..backends import factored
-from ..backends.factored import Margin, Reached
+from ..backends.factored import LevelStart, Margin
 from ..backends.newton import Newton
 from ..backends.operator import parts_of
 from ..backends.settings import FACTORS
@@ -20,19 +20,19 @@ FEW_PASSES = 64  # judged in a millisecond: a thread of their own saves no time
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
-def factored_start(backend: Backend, task: Problem, options: Options, starts: list[Reached]) -> tuple[F64, int]:
+def factored_start(backend: Backend, task: Problem, options: Options, starts: list[LevelStart]) -> tuple[F64, int]:
     """Improve the potentials of passes until a pass can certify their plan; return log v and the number of factors.
 
     On a GPU all arrays stay on the device.
     """
     exponents = exponents_of(backend, task, options.threads)
     xp = namespace(exponents)
-    starts = [Reached(level, *(xp.asarray(host(x))[None] for x in logs)) for level, *logs in starts]
+    starts = [LevelStart(level, *(xp.asarray(host(x))[None] for x in logs)) for level, *logs in starts]
     log_v, factors = improved(xp, task, exponents, task.rows.weight, task.cols.weight, starts, options)
     return host(log_v[0]), factors
 
 
-def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], options: Options) -> Any:
+def factored_batch(task: BatchProblem, exponents: Any, starts: list[LevelStart], options: Options) -> Any:
     """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
     p = len(task)
     (m, n) = task.shape
@@ -41,13 +41,13 @@ def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], op
     for i0 in range(0, p, step):
         part = slice(i0, min(i0 + step, p))
         costs = exponents(part.start, part.stop)
-        own = [Reached(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
+        own = [LevelStart(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
         found.append(improved(namespace(costs), task, costs, task.A[part], task.B[part], own, options)[0])
     return namespace(found[0]).concatenate(found)
 
 
 def improved(
-    xp: Any, task: Common, exponents: Any, a: Any, b: Any, starts: list[Reached], options: Options
+    xp: Any, task: Common, exponents: Any, a: Any, b: Any, starts: list[LevelStart], options: Options
 ) -> tuple[Any, int]:  # fmt: skip
     """Improve potentials until a pass can certify the plans; return log v (p, n) and the number of factorisations.
 
@@ -72,7 +72,7 @@ def improved(
             rows, cols = cols, rows
             log_c = log_c[::-1]
             zeros = zeros[::-1]
-            starts = [Reached(level, log_v, log_u) for level, log_u, log_v in starts]
+            starts = [LevelStart(level, log_v, log_u) for level, log_u, log_v in starts]
         work = plans_of(options.threads, costs, log_c, (rows, cols), *zeros)
         with work.working():
             factors = factored.improve(work, allowed, starts, task.range_over_reg)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import host, namespace
 from ..penalties import F64
-from .factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Margin, Solved
+from .factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Margin, StepNumbers, TrialNumbers
 from .margins import margin_of
 
 MOST_DOUBLINGS, HALVINGS = 40, 60  # of a translation of 1 nat, and of the interval that holds the best one
@@ -142,7 +142,7 @@ class ArrayPlans:
             self.log_u[at] -= c
             self.log_v[at] += c
 
-    def trial(self, places: Any, lengths: F64) -> Judged:
+    def trial(self, places: Any, lengths: F64) -> TrialNumbers:
         at = self.xp.asarray(places)
         rows, cols = self.rows.of(at), self.cols.of(at)
         log_u, log_v, r, s, q = (x[at] for x in self.own)
@@ -172,7 +172,7 @@ class ArrayPlans:
         noise = GAIN_ROUNDING * size + rounding * r.sum(1)
         gain = of_rows.sum(1) + of_cols.sum(1)
         promise = (moved * (q - s)).sum(1)
-        return Judged(*host(np.stack([missed, gain, noise, rounding, promise])))
+        return TrialNumbers(*host(np.stack([missed, gain, noise, rounding, promise])))
 
     def accept(self, places: Any) -> None:
         at = self.xp.asarray(places)
@@ -241,7 +241,7 @@ class ArrayPlans:
             high = np.where(rises, high, middle)
         return np.where(has_end, way * high, 0.0)
 
-    def solve(self, places: Any, shifts: F64) -> Solved:
+    def solve(self, places: Any, shifts: F64) -> StepNumbers:
         at = self.xp.asarray(places)
         right = self.right[at]
         added = self.xp.asarray(shifts)[:, None] * self.size[at]
@@ -249,7 +249,7 @@ class ArrayPlans:
         y = self.y[at]
         self.y[at] += self.translation[at, None]
         left, asked, far = host(np.stack([(rest**2).sum(1), (right**2).sum(1), abs(y).max(1)]))
-        return Solved(left <= RESIDUAL**2 * asked, far)
+        return StepNumbers(left <= RESIDUAL**2 * asked, far)
 
 
 def largest(log_x: Any) -> Any:

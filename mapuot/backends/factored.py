@@ -72,8 +72,8 @@ class Margin(NamedTuple):
     high: Any = None
 
 
-class Judged(NamedTuple):
-    """Numbers of trial plans, one for each problem asked for."""
+class TrialNumbers(NamedTuple):
+    """Numbers of trial plans, one of each for every requested problem."""
 
     missed: F64  # distance of s from q, as a share of the plan's mass
     gain: F64  # growth of the dual value over reg, from the potentials accepted last
@@ -82,8 +82,8 @@ class Judged(NamedTuple):
     promise: F64  # growth of the dual value over reg that the gradient promises: columns stop at kinks on the way
 
 
-class Solved(NamedTuple):
-    """Numbers of the solutions y of shifted equations, one for each problem asked for."""
+class StepNumbers(NamedTuple):
+    """Numbers of the solutions y of shifted equations, one of each for every requested problem."""
 
     solved: Any  # whether y solves them
     far: F64  # largest |y_j|
@@ -118,7 +118,7 @@ class FactoredPlans(Protocol):
     def working(self) -> AbstractContextManager[None]:
         """Return a context of all work: at its end the work has ended."""
 
-    def trial(self, places: Any, lengths: F64) -> Judged:
+    def trial(self, places: Any, lengths: F64) -> TrialNumbers:
         """Form the plans of log v + length y that meet their rows."""
 
     def accept(self, places: Any) -> None:
@@ -127,11 +127,11 @@ class FactoredPlans(Protocol):
     def form_equations(self, places: Any) -> None:
         """Form S and q - s of the plans accepted last."""
 
-    def solve(self, places: Any, shifts: F64) -> Solved:
+    def solve(self, places: Any, shifts: F64) -> StepNumbers:
         """Solve (S + shift diag(s + k2 q)) y = q - s for some of the problems whose equations were formed last."""
 
 
-class Reached(NamedTuple):
+class LevelStart(NamedTuple):
     """Potentials (p, m) and (p, n) at ``level`` times the reg asked for, a power of 2."""
 
     level: float
@@ -139,7 +139,7 @@ class Reached(NamedTuple):
     log_v: Any
 
 
-def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], range_over_reg: float) -> int:
+def improve(work: FactoredPlans, allowed: F64, starts: list[LevelStart], range_over_reg: float) -> int:
     """Keep potentials whose columns miss at most ``allowed``, (p,), of the mass, or the best; return the factors made.
 
     ``starts``: potentials of earlier passes, the least level first; a near one spares the levels above it.
@@ -185,7 +185,7 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], range_over
 
 
 class Descent(NamedTuple):
-    """What columns miss of the mass, and the rounding of it, one for each problem; factorisations of all together."""
+    """The share of the mass that columns miss and its rounding, for each problem; the number of factorisations."""
 
     missed: F64
     rounding: F64
@@ -197,8 +197,8 @@ def follow_path(
 ) -> Descent:  # fmt: skip
     """Make steps at regs that halve, for each problem from its level on, where its potentials are.
 
-    ``level_miss``: what columns may miss at larger regs. A problem that misses more leaves the path, and its miss is
-    inf, unless the path is followed ``again``.
+    ``level_miss``: the share of the mass that columns may miss at larger regs. A problem that misses more leaves the
+    path, and its miss is inf, unless the path is followed ``again``.
     """
     level = float(levels.max())
     missed, rounding = np.full((2, len(places)), np.inf)
@@ -226,7 +226,7 @@ def follow_path(
         level = lower
 
 
-def begin(work: FactoredPlans, places: Any) -> Judged:
+def begin(work: FactoredPlans, places: Any) -> TrialNumbers:
     """Form the plans of the potentials, and judge them."""
     judged = work.trial(places, np.zeros(len(places)))
     work.accept(places)
@@ -283,7 +283,7 @@ def find_step(work: FactoredPlans, places: Any, shifts: F64) -> tuple[NewtonStep
     return NewtonStep(length, far, factors), shifts
 
 
-def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, Judged]:
+def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, TrialNumbers]:
     """Form the best plans along the steps; return which of them gain, and their numbers."""
     length = step.length.copy()
     judged = work.trial(places, length)

@@ -1,11 +1,11 @@
 """POT's unbalanced Sinkhorn functions: its arguments, return types, log keys and errors over mapuot's solver.
 
-The certified solver answers every call, whatever the method's name. `Arguments` holds those of one call as POT names
-them.
+The certified solver answers every call, whatever the method's name. `Arguments` holds the arguments of one call under
+POT's names.
 
-How near POT comes, since a named method is answered at least as nearly: u and v contract by fi1 fi2 an iteration,
-fi = reg_m / (reg_m + reg); behind a change of stopThr about stopThr fi1 fi2 is left to go, and the last step may have
-gone below stopThr by another factor fi1 fi2.
+The answer is at least as near to the solution as POT's method would end. POT's u and v contract by fi1 fi2 in each
+iteration, fi = reg_m / (reg_m + reg). After a change of stopThr they are about stopThr fi1 fi2 from the solution, and
+the last step may have gone below stopThr by another factor fi1 fi2.
 """
 
 import dataclasses

@@ -189,7 +189,7 @@ class Common(DerivedMembers):
         return lift - LIFT_ROUNDING * np.abs(lift) + self.offset
 
     def lift_of(self, mass: Any, converged: Any) -> Any:
-        """Return the value of the constant for plans of this mass; of converged ones the lift, as in dual values."""
+        """Return the constant's part of the value of plans of this mass; of converged plans, the lift."""
         if not np.any(self.constant):
             return 0.0
         with np.errstate(invalid="ignore"):  # the mass of a failed problem is infinite, its constant may be 0
@@ -653,8 +653,8 @@ class BatchProblem(Common):
     def groups(self, backend: Backend, scales: bool) -> Iterator[tuple[Any, "BatchProblem", F64]]:
         """Divide problems with their own reg and reg_m into batches that share both.
 
-        Yields (numbers of the problems, their batch, factor of its costs to those of the problems). With ``scales``
-        problems with the same reg_m / reg form one batch: its costs, each problem's own, are in units of its reg.
+        Yields (numbers of the problems, their batch, factor of its costs to those of the problems). With ``scales``,
+        problems with equal reg_m / reg form one batch; the costs of each problem are then in units of its own reg.
         """
         assert self.each is not None
         reg = self.each.reg
@@ -835,7 +835,7 @@ class BatchProblem(Common):
 
 
 def size_of_batch(M: Any, A: Any, B: Any, own: Own | None) -> int:
-    """Return the number of problems, which M, A, B or their own regs tell."""
+    """Return the number of problems, from the shape of M, A, B or their own regs."""
     p = validate.as_batch_size(M, A, B)
     if own is None:
         return p

@@ -529,7 +529,7 @@ def own_regs(reg: Any, p: int) -> F64:
 
 
 def of_each(value: Any, p: int) -> Any:
-    """Return the numbers (p,) of a member of a pair: one for all problems, or (p, 1); None for others."""
+    """Return a member of a pair as (p,) numbers: one number for all problems, or (p, 1); None for other shapes."""
     if np.shape(value) == (p, 1):
         return np.ravel(host(value))
     if value is None or np.ndim(value):  # of a balanced side, or one a point

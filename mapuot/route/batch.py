@@ -14,7 +14,7 @@ from ..ascend.loop import Run
 from ..ascend.settings import STAGES
 from ..ascend.stages import FORMED, Stage, climb, in_words, ladder
 from ..backends import Options
-from ..backends.factored import START_TOL, Reached, allowed_miss
+from ..backends.factored import START_TOL, LevelStart, allowed_miss
 from ..backends.workspace import ROUNDING_PART
 from ..contract import Backend, BatchEngine
 from ..outcome import CONVERGED, OUTCOMES
@@ -192,7 +192,7 @@ class BatchRun:
         they meet the columns as nearly as that pass must: many problems then need no steps.
         """
         task, options = workspace.task, workspace.options
-        starts = list[Reached]()
+        starts = list[LevelStart]()
         rough = dataclasses.replace(options, tol=max(options.tol, START_TOL))
         both_hard = all(side.demands for side in task.sides)
         last = dataclasses.replace(options, tol=MET * allowed_miss(options.tol, task.shape, both_hard))

@@ -345,7 +345,7 @@ class Stride:
 
 
 def next_start(task: Task, result: Any) -> tuple[F64, F64]:
-    """Return potentials for the next step, in units of costs, since reg changes with the mass; 0 without entropy."""
+    """Return potentials to start the next step: in units of costs, since reg depends on the mass; 0 without entropy."""
     if not task.reg:
         return 0.0 * task.a, 0.0 * task.b
     f, g = result.potentials

@@ -134,7 +134,7 @@ def posed(case, level):
     log_c = (np.log(case.a)[None], np.log(case.b)[None])
     sides = tuple(factored.Margin("balanced", x[None], np.zeros((1, len(x)))) for x in (case.a, case.b))
     work = HostPlans(case.M[None] / case.reg, log_c, sides, np.zeros((1, m)), np.zeros((1, n)))
-    return work, factored.Reached(level, np.zeros((1, m)), np.zeros((1, n)))
+    return work, factored.LevelStart(level, np.zeros((1, m)), np.zeros((1, n)))
 
 
 def test_a_group_that_larger_regs_do_not_see_takes_a_second_path():

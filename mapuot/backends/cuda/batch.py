@@ -18,7 +18,7 @@ from ...contract import BatchEngine, Options
 from ...contract import weigh as weigh_on_host
 from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
-from ..factored import Reached
+from ..factored import LevelStart
 from ..limits import limits_of
 from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
@@ -52,7 +52,7 @@ def forms(task: BatchProblem) -> bool:
 
 
 def made_of(task: BatchProblem) -> int | None:
-    """Return of how many coordinates K is made in every pass, 0: of costs; None where a block has no room for it."""
+    """Return the dimension of the points from which each pass makes K; 0: from costs, None: a block has no room."""
     clouds = task.several
     dims = [0] if not clouds or forms(task) else []
     if clouds and clouds.whole.dim <= FEW and clouds.whole.core[0].form:
@@ -61,7 +61,7 @@ def made_of(task: BatchProblem) -> int | None:
 
 
 def made_room(shape: tuple[int, int], dim: int) -> int:
-    """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch/batch_made.cu."""
+    """Return the bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch/batch_made.cu."""
     m, n = shape
     return 8 * (n + m + max(n, LEAST_PART) + (dim + 2) * (m + n))
 
@@ -177,7 +177,7 @@ class DeviceBatch:
         self.passes = 0
 
     def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
-        """Return the costs that kernels read, and the problem with the range of these."""
+        """Return the costs that kernels read, and the problem with their range."""
         clouds = task.several
         made = self.source == "made"
         if made and clouds:
@@ -201,7 +201,7 @@ class DeviceBatch:
         return M, replace(task, M_min=low, M_max=high)
 
     def vectors(self, m: int, n: int) -> dict[str, int]:
-        """Return the vectors of each problem beside those that all kernels have, with their lengths."""
+        """Return {name: length} of the vectors that a problem needs in addition to the vectors of all kernels."""
         if self.source == "products":
             lengths = BATCH_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8
             return dict(zip(VECTORS, lengths, strict=True))
@@ -217,7 +217,7 @@ class DeviceBatch:
         return sizes
 
     def climb(self, reg: float, options: Options, count: int) -> None:
-        """Make passes that only give a start, at a larger reg: log v, in the units of the reg asked for."""
+        """Make passes at a larger reg, which only give a start; convert their log v to the requested reg."""
         made = self.source == "made"  # passes with a made K improve the start
         if self.started or not made:
             self.x *= self.task.reg / reg
@@ -231,7 +231,7 @@ class DeviceBatch:
         self.go_on(slice(None), reg / self.task.reg)
 
     def leave(self) -> Any:
-        """Make ordinary passes from here on of the problems that one potential has not served; tell which."""
+        """Switch the problems that one potential has not solved to ordinary passes; return which they are."""
         self.options = replace(self.options, symmetric=False)
         left = np.isin(self.stats["status"], (0, STALLED))
         if left.any():
@@ -239,7 +239,7 @@ class DeviceBatch:
         return left
 
     def go_on(self, which: Any, ratio: float) -> None:
-        """Let these problems, which have ended, go on from log v times ``ratio``."""
+        """Continue these problems, which have ended, from log v times ``ratio``."""
         if isinstance(which, slice):
             there = which
         else:
@@ -250,12 +250,12 @@ class DeviceBatch:
         self.arrays["report"][there, STATUS_AT] = 0.0
         self.stats["status"][which] = 0.0
 
-    def reached(self, level: float) -> Reached:
-        """Return the potentials of the last passes, at ``level`` times the reg asked for."""
-        return Reached(level, *(x.copy() for x in self.potentials()))
+    def reached(self, level: float) -> LevelStart:
+        """Return the potentials of the last passes, which were made at ``level`` times the requested reg."""
+        return LevelStart(level, *(x.copy() for x in self.potentials()))
 
     def begin_at(self, log_v: Any) -> None:
-        """Let all problems go on from this log v, in float64."""
+        """Continue all problems from this log v, in float64."""
         self.options = replace(self.options, precision="float64", symmetric=False)
         self.arrays["log_v"][...] = log_v
         self.go_on(slice(None), 1.0)
@@ -272,9 +272,10 @@ class DeviceBatch:
         return cp.broadcast_to(cp.asarray(M, np.float64), (i1 - i0, *self.task.shape)) / -self.task.reg
 
     def record(self, options: Options, reg: float, count: int = 0) -> Any:
-        """Return the record of a call: ``count`` passes of each problem, those of earlier calls among them if not made.
+        """Return the record of a call that makes passes of each problem at this reg.
 
-        The passes of another reg than the one asked for are told its ``ratio`` to that.
+        ``count``: passes of this call if K is made, else of this call and all earlier ones. The kernels of a made K
+        read the ``ratio`` of reg to the requested one.
         """
         record = constants(self.task, options, reg)
         M = self.M
@@ -292,7 +293,7 @@ class DeviceBatch:
         return record
 
     def iterate(self, passes: int) -> int:
-        """Make at most so many passes of each problem that still runs; return how many run then."""
+        """Make at most so many passes of each problem that still runs; return how many problems run afterwards."""
         self.passes += passes
         if self.source == "made":
             count = passes
@@ -306,7 +307,7 @@ class DeviceBatch:
         self.read()
 
     def in_registers(self, record: Any) -> None:
-        """A block a problem: float32 passes, then float64 ones."""
+        """Launch one block for each problem: float32 passes, then float64 passes."""
         for narrow in (True, False) if self.options.precision == "float32" else (False,):
             shape, cost, symmetric = self.task.shape, self.M.dtype.name, self.options.symmetric
             file, function, options = small_job(shape, narrow, cost, symmetric)
@@ -330,7 +331,7 @@ class DeviceBatch:
         run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
 
     def multiply(self, record: Any) -> None:
-        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
+        """Make passes of all problems by products: S = V K^T, U = prox(S), T = U K; with one potential T is S."""
         symmetric = self.options.symmetric
         arrays = self.arrays
         status = self.stats["status"]
@@ -401,7 +402,7 @@ class DeviceBatches(BatchEngine):
         return min(task.shape) <= backend.most_factored and (not task.several or forms(task))
 
     def bytes_each(self, task: BatchProblem, depth: int, precision: str) -> int:
-        """Memory of one problem of a batch on the device, with what is formed and made of a cost of its own."""
+        """Return the bytes that one problem takes on the device, with its own formed cost if there is one."""
         m, n = task.shape
         small = is_small(task)
         if small or task.one_cost:

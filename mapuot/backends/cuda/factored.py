@@ -15,7 +15,7 @@ from ...arrays import host
 from ...penalties import F64
 from .. import records
 from ..array_plans import ArrayPlans
-from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Margin, Solved
+from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Margin, StepNumbers, TrialNumbers
 from .arrays import pinned
 from .kernels import Job, by_value, kernel
 
@@ -113,14 +113,14 @@ class DevicePlans:
         self.request(places, 0, 0)
         self.launch("meet_columns", len(places) * -(-self.n // COLUMNS), COLUMNS * GROUPS)
 
-    def trial(self, places: Any, lengths: F64) -> Judged:
+    def trial(self, places: Any, lengths: F64) -> TrialNumbers:
         count = len(places)
         self.request(places, 0, lengths)
         self.launch("meet_rows", count * self.m)
         self.launch("sum_columns", count * -(-self.n // COLUMNS), COLUMNS * GROUPS)
         self.launch("judge_plans", count)
         missed, gain, noise, rounding = self.read_numbers(count)
-        return Judged(missed, gain, noise, rounding, lengths * self.slope[places])
+        return TrialNumbers(missed, gain, noise, rounding, lengths * self.slope[places])
 
     def accept(self, places: Any) -> None:
         if len(places):
@@ -136,7 +136,7 @@ class DevicePlans:
         self.request(places, self.slots[places], 0)
         self.launch("form_rows", len(places) * self.n)
 
-    def solve(self, places: Any, shifts: F64) -> Solved:
+    def solve(self, places: Any, shifts: F64) -> StepNumbers:
         count = len(places)
         n = self.n
         shifted = cp.empty((count, n, n))
@@ -158,7 +158,7 @@ class DevicePlans:
         self.launch("judge_steps", count)
         solved, far, slope, _ = self.read_numbers(count)
         self.slope[places] = slope
-        return Solved(solved > 0, far)
+        return StepNumbers(solved > 0, far)
 
 
 class DeviceArrayPlans(ArrayPlans):
