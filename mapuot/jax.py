@@ -367,7 +367,7 @@ def refuse(*_: Any) -> Any:
 def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
     """Return the axes that vmap added in front of each array, and the arrays with these axes merged into one.
 
-    It is 1 long where an array is the same for all problems, but for the first.
+    The merged axis has length 1 if all problems share an array; the first array always has the full length.
     """
     arrays = [np.asarray(x) if namespace(x) is np else x for x in arrays]
     leads = [x.shape[: x.ndim - k] for x, k in zip(arrays, ndims, strict=True)]

@@ -350,7 +350,7 @@ def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str
 class Hints:
     """Base of classes with hints: the error about an unknown attribute names the attribute that is meant.
 
-    ``_parts``: {expression: class} of objects that hold attributes which users look for here.
+    ``_parts``: {expression: class}: other objects with attributes that users look for here.
     """
 
     _parts: ClassVar[dict[str, type]] = {}

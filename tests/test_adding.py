@@ -258,7 +258,7 @@ for options in ({}, {"form": None}, {"weights": [1.0, 2.0]}):
 
 @pytest.mark.nightly
 def test_metrics_of_each_kind(copy):
-    """A norm, a function of a norm and a product: every door has the answer of the matrix, or names the metric."""
+    """For a norm, a function of a norm and a product every door gives the matrix's answer, or names the metric."""
     folder, files = copy("A metric")
     assert len(files) == 4
     build(folder)

@@ -99,7 +99,7 @@ FN double gap_term(int penalty, double f, double r, double t, double rho, double
         const double q = t * exp(-f / rho);
         return rho * (r > 0 ? kl_gap(q, r, log(r) - log(t) + f / rho) : q);
     }
-    case MAPUOT_TV: { /* products, since the mass may be far below t; an f at the bound up to rounding counts as the bound */
+    case MAPUOT_TV: { /* as products: r may be far below t; an f that is rounded off its bound counts as the bound */
         const double at = at_bound(f, rho) ? copysign(rho, f) : f;
         const double gap = r < t ? (rho - at) * (t - r) : (rho + at) * (r - t);
         return f < -rho * (1 + 1e-9) ? INF : gap + fmax(0.0, f - rho) * r;

@@ -67,8 +67,8 @@ struct Batch {
     const float *M_narrow;             // p x m x n: M less its smallest entry
     const double *points_x, *points_y; // points of all problems, one point after another
     const int64_t *places, *order;     // p x 4: first row, rows, first column, columns; the problems' order
-    int64_t dim, narrow, coarse;       // coordinates of a point; 1: float32 passes come first; 1: a start is all
-    double scale, ratio;               // scale of the metric; ratio of this reg to the requested one, which comes next
+    int64_t dim, narrow, coarse; // coordinates of a point; 1: float32 passes come first; 1: passes only give a start
+    double scale, ratio;         // scale of the metric; ratio of this reg to the requested one, which comes next
 };
 
 // The progress of the iteration; each warp has a copy.

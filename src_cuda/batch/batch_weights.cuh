@@ -28,8 +28,8 @@ FN void shift_differences(const Shared &all, const Step &at, Step &next) {
     }
 }
 
-// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p. That warp runs it
-// it during the next pass.
+// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p. One warp does
+// this during the next pass.
 FN void invert(Step &at) {
     float A[AT(OLD, 0)], least[OLD];
     UNROLLED (int i = 0; i < OLD; i++) {

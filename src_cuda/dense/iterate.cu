@@ -36,7 +36,7 @@ struct Shared {
     Ring ring[GROUPS];
     uint64_t full[GROUPS][SLOTS];
 #if SPREAD
-    Lie lie;
+    RowLayout layout;
     Mail mail;
 #endif
 };
@@ -55,11 +55,11 @@ FN Ring ring_open(const State &S, int slots, int kept, int group) {
     const int64_t tiles = (S.m + R - 1) / R;
     Ring g;
 #if SPREAD
-    const Lie lie = lie_of(S, gridDim.x);
-    if (threadIdx.x == 0) all.lie = lie;
-    const int owner = blockIdx.x / CLUSTER, owners = lie.streams, slice = lie.slice, strip = strip_of(group);
-    const bool works = owner < owners && strip < lie.strips;
-    const int rings = (lie.strips + CLUSTER - 1) / CLUSTER;
+    const RowLayout layout = row_layout(S, gridDim.x);
+    if (threadIdx.x == 0) all.layout = layout;
+    const int owner = blockIdx.x / CLUSTER, owners = layout.streams, slice = layout.slice, strip = strip_of(group);
+    const bool works = owner < owners && strip < layout.strips;
+    const int rings = (layout.strips + CLUSTER - 1) / CLUSTER;
     g.step = 1;
     g.kept = 0;
 #else
@@ -156,7 +156,7 @@ FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
         if (later && !S.solo) load_v<true>(next_v(S, turn), g, v);
         else load_v<false>(first_v(S), g, v);
 #if SPREAD
-        spread_pass(S, all.lie, g, group, lag, all.finish.p.shift, all.exchange.row + group * R, v, acc);
+        spread_pass(S, all.layout, g, group, lag, all.finish.p.shift, all.exchange.row + group * R, v, acc);
 #else
         row_pass(S, g, all.exchange, group, all.finish.p.shift, v, acc);
 #endif
@@ -221,7 +221,7 @@ struct RowsDone {
 };
 
 #if SPARSE
-// x of one half of a pass. HELD: x lies in shared memory, where a warp that reads 32 scattered numbers waits for some
+// The vector that one half of a pass reads at scattered places. HELD: it lies in shared memory, where a warp that reads 32 scattered numbers waits for some
 // of its banks, while the L1 gives one line of 128 bytes a cycle. Otherwise plain loads read it: other blocks have
 // written it, before a meeting.
 struct Met {

@@ -40,7 +40,7 @@ FN double row_factor(const State &S, int i, Point point, double sum, double held
     return held > 0 ? u / held : 0;
 }
 
-// acc: of a column, over some rows, of K u or of the new plan
+// acc: the sum over some rows of a column, of K u or of the new plan
 FN void add_sum(const State &S, int turn, int64_t j, double acc) {
     if (!IN_PLACE) atomicAdd(sums_of(S, turn) + j, acc);
     else if (S.v_scale[j] > 0) atomicAdd(sums_of(S, turn) + j, acc / S.v_scale[j]);

@@ -10,18 +10,18 @@
 
 #define MAIL SLOTS                   // steps that a mailbox holds
 #define WORDS ((int)sizeof(num) / 4) // letters of a number
-#define LETTERS 8                    // letters that a clerk's lane waits for at once
+#define LETTERS 8                    // letters (Mail) that one lane of a clerk waits for at once
 
 static_assert(CLUSTER <= LANES, "a clerk's lanes of a row write to one block each");
 
 // The layout of rows on the workers of so many blocks, by Shape.spread of mapuot/backends/cuda/kernels.py. Strips are
 // whole, since a step takes a worker the same time for fewer columns; the workers left over do nothing.
-struct Lie {
+struct RowLayout {
     int streams, strips, slice; // clusters, each with a stream of tiles; strips of a row and columns of a strip
     int64_t tiles, steps;       // tiles of all streams; steps of the longest
 };
 
-FN Lie lie_of(const State &S, int blocks) {
+FN RowLayout row_layout(const State &S, int blocks) {
     const int chunks = (int)S.ld / CHUNK, clusters = blocks / CLUSTER, share = chunks / CLUSTER;
     const int64_t tiles = (S.m + R - 1) / R;
     const int streams = clusters < tiles ? clusters : (int)tiles, each = share < WIDTH / CHUNK ? share : WIDTH / CHUNK;
@@ -123,10 +123,11 @@ FN num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
 
 // The work of a step's clerk: u of the rows from i on, from their products with all strips. Out of line, so that the
 // sweep keeps its registers.
-__device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step, int i, double shift, RowSums *sums) {
+__device__ __noinline__ void clerk(const State &S, const RowLayout &layout, uint32_t step, int i, double shift,
+                                   RowSums *sums) {
     const int lane = threadIdx.x % 32, row = lane / LANES;
     const Row kept = row_of(S.point[i + row < (int)S.m ? i + row : (int)S.m - 1], shift);
-    const num s = whole_row(part_mail(step, row), lie.strips, step, lane);
+    const num s = whole_row(part_mail(step, row), layout.strips, step, lane);
     const num u = (num)WIDEN * row_scale(S, i + row, kept, s, shift, lane % LANES == 0, sums[row]);
     if (lane % LANES < CLUSTER) send(scale_mail(step, row), letter_of(u, step), lane % LANES);
 }
@@ -134,12 +135,13 @@ __device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step
 // A worker's sweep; tile t lies in slot t % slots.  It is the clerk of every period-th step, a step late, when most
 // products will have come, or two steps late if u may come much later: a clerk sends its own next products only after
 // its duty, which takes 1.5 steps, and the clerk that needs them would begin where this one ends (100000 columns: 1.17
-// and, with float64 sums, 1.36 times as long). Data not needed in every step stays in shared memory (lie, g, shift).
-FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag, const double &shift, RowSums *sums,
-                    const num (&v)[CPT], num (&acc)[CPT]) {
+// and, with float64 sums, 1.36 times as long). Data not needed in every step stays in shared memory (layout, g, shift).
+FN void spread_pass(const State &S, const RowLayout &layout, Ring &g, int group, int lag, const double &shift,
+                    RowSums *sums, const num (&v)[CPT], num (&acc)[CPT]) {
     const int lane = threadIdx.x % 32, row = lane / LANES, strip = strip_of(group), slots = g.slots, tiles = g.tiles,
               turn = g.forward ? 1 : -1;
-    const uint32_t period = lie.strips / CLUSTER * CLUSTER, start = g.step; // step % CLUSTER is the block of its clerk
+    const uint32_t period = layout.strips / CLUSTER * CLUSTER,
+                   start = g.step; // step % CLUSTER is the block of its clerk
     uint32_t duty = strip < (int)period ? (strip + period - start % period) % period : 1u << 31; // its next duty
     const int late = lag > 3 ? 2 : 1;
     uint32_t parity = g.parity;
@@ -160,8 +162,8 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
         }
         if (duty + late == (uint32_t)k && k < tiles + late) {
             const int tile = turn > 0 ? k - late : tiles - 1 + late - k;
-            clerk(S, lie, start + duty, (g.first + tile) * R, shift, sums);
-            duty += lie.strips / CLUSTER * CLUSTER;
+            clerk(S, layout, start + duty, (g.first + tile) * R, shift, sums);
+            duty += layout.strips / CLUSTER * CLUSTER;
         }
         if (k >= lag) {
             const uint32_t step = start + k - lag;
@@ -183,7 +185,7 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
     __syncwarp();
     if (lane == 0) {
         g.parity = parity;
-        g.step = start + (uint32_t)lie.steps;
+        g.step = start + (uint32_t)layout.steps;
         g.forward = turn < 0;
     }
 }

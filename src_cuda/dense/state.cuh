@@ -37,7 +37,7 @@ struct Coarse {
     double *share;          // n: each column's share of the column sums of its cluster
     double *matrix;         // the correction, a row a cluster; then the clusters' column sums
     double *mean, *mean_dF; // one a cluster: R F of the last pass; ANDERSON_DEPTH of them: R dF
-    double *sums, *blocks;  // clusters x ld: plan between clusters of rows and columns, or clusters of these
+    double *sums, *blocks;  // clusters x ld: the plan between clusters of rows and columns, or clusters of columns
 };
 
 // Parts of a sparse M that no pair connects, each with its own translation; count 0: one part.
@@ -78,7 +78,7 @@ struct State {
     double *partial;          // 2 x parts x POSTS, used in turn: posted by one block, read by all
     double *next_v;    // 2 x ld, used in turn: v_scale (float32 in narrow passes), posted like partial; not if solo
     double *ratio;     // n, in place: v over the v that the plan holds; else null
-    uint32_t *barrier; // 64: counters of the meetings, NARROW from the 33rd on
+    uint32_t *barrier; // 64 counters of the grid's meetings; narrow passes use the 33rd and later ones
     struct Progress *progress; // two: portable kernels read one and write the other
     mapuot_stats *trace;
     int64_t parts, share, solo; // number of blocks that share the columns, and columns of each

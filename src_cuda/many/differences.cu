@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_co
     }
 }
 
-// sum w dF_i dF_j and, j = count, sum w dF_i F, over part blockIdx.y: pairs j <= i first, then those with F
+// sum w dF_i dF_j and, j = count, sum w dF_i F, over part blockIdx.y: pairs j <= i first, then the products with F
 extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant__ Past P) {
     const int count = (int)P.count, part = blockIdx.y;
     int i = 0, j = blockIdx.x;

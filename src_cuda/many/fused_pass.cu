@@ -48,7 +48,7 @@ struct Pass {
     const double *v, *base;
     const int64_t *starts; // v is a product of factors (Product, mapuot/backends/kernel.py): where each begins in v
     int64_t axes;          // number of factors; 0: v is given
-    const int64_t *own;    // rank (common.cuh) of a number to subtract from base; 0: nothing
+    const int64_t *own;    // a number to subtract from base, as its rank (common.cuh); 0: none
     double fi, flush;
     double *s, *sums;                            // m; a row of ld for each stream
     double *part, *scale, *old_part, *old_scale; // posts of this launch, and of the last one

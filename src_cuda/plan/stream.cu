@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // out, 5 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf, and how many entries
-// of the tiles on the diagonal differ from those across it: a few do in almost every M that is not symmetric
+// of the tiles on the diagonal differ from the entries across it: a few do in almost every M that is not symmetric
 extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out) {
     __shared__ Tile<cost> tile;
     __shared__ double part[8][5];

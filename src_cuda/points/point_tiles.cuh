@@ -68,7 +68,7 @@ FN void add_products(const coord (&sum)[TO_EACH][FROM_EACH], const uint4 *to_log
             acc[q] += w[e] * power_of(exponent_of(own[q] + log[e], sum[q][e], factor));
 }
 
-// The arrays have room for whole tiles, but `weight`.
+// All arrays but `weight` have room for whole tiles.
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     tile_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
               const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count, int64_t others,

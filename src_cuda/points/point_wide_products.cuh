@@ -48,7 +48,7 @@ FN void bring_tile(Stage &here, const double *from, const double *log, const dou
     here.weight[threadIdx.x] = j < others ? __ldg(weight + j) : 0;
 }
 
-// The arrays have room for whole tiles, but `weight`.
+// All arrays but `weight` have room for whole tiles.
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     wide_product_sums(const __grid_constant__ State S, int parity, const double *to, int64_t to_ld,
                       const double *to_log, const double *from, const double *from_log, const double *weight,

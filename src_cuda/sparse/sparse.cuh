@@ -202,7 +202,7 @@ struct Scratch {
     RowSums row[RUN_THREADS / 32]; // of each warp
 };
 
-// use(row, prepare(row), sum) for the sums of all rows of one half, by all lanes of a warp together, row -1: none
+// Call use(row, prepare(row), sum) for each row of one half, by all lanes of a warp together; row -1: no row
 template <typename Met, typename Prepare, typename Use>
 FN void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use use) {
     each_run(half.long_runs, [&](const Run &run) {

@@ -270,7 +270,7 @@ def test_a_side_without_mass_moves_nothing(penalty):
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
 @pytest.mark.parametrize("reg_m", [np.inf, (1.0, np.inf)])
 def test_bounds_of_hard_columns_are_true_in_a_batch(reg_m):
-    """A pass misses hard columns by less than the plan's error: Newton's step must report this error."""
+    """The mass that hard columns miss is less than the plan's error: Newton's step must find the bound."""
     rng = np.random.default_rng(8)
     M = rng.random((20, 30)) ** 3
     A, B = (rng.random((60, k)) ** 4 + 1e-6 for k in M.shape)

@@ -136,7 +136,7 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
 
 
 def test_portable_blocks_do_columns_in_rounds(monkeypatch, using):
-    """Rows too wide for a block are right in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
+    """Rows too wide for a block are read 4 at a time, and 3 blocks finish 9001 columns in rounds."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
     using(DEVICE_LAUNCHES, most_blocks=3)
     check_passes((13, 9001), "float64", False, 6)

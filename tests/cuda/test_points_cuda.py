@@ -585,7 +585,7 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
 
 
 def test_sums_over_kept_pairs_hold_in_any_number_of_parts(using):
-    """A part has its share of a long run, or a short run whole; boxes with more pairs than others come first."""
+    """Sums agree in one part and in two; a part gets a share of a long run of pairs, or a whole short run."""
     using(GROUPS, usual_groups=60)
     using(BOXES, most_kept_share=0.9)
     x, y, a, b = clouds(200, 270, 2)

@@ -494,7 +494,7 @@ def draw_pairs(rng: Any, largest: int) -> Problem:
 def draw_own(rng: Any, problem: Problem, own_cost: bool) -> tuple[Problem, ...]:
     """Return problems with their own masses, reg and reg_m; some sides are hard, and some share reg or reg_m.
 
-    Penalties are numbers for a whole side, and no range: others have no batch with their own.
+    Each side has one number as penalty, and none is a range: a batch of own penalties takes no others.
     """
     kinds = tuple("kl" if kind in ("balanced", "range") else kind for kind in problem.penalty)
     shares_reg = rng.random() < 0.2

@@ -115,14 +115,14 @@ class Copy:
         raise WrongError(f"pytest ends with {code}:\n{out[-2000:]}")
 
     def trial(self, file, text, instead, tests, seconds):
-        """Return the test that notices one change of a text that stands once; restore the file afterwards."""
+        """Replace a text that occurs once in a file; return the first test that fails, and restore the file."""
         before = (self.folder / file).read_text()
         if before.count(text) != 1:
             raise WrongError(f"{file} has {before.count(text)} times, not once: {text}")
         return self.changed(file, before.replace(text, instead), tests, seconds)
 
     def changed(self, file, after, tests, seconds):
-        """Return the test that notices another text of a file; restore the file afterwards."""
+        """Write a changed file; return the first test that fails, and restore the file."""
         path = self.folder / file
         before = path.read_text()
         compiled = file.startswith(CORE) and tests != OWN_BUILD

@@ -55,9 +55,9 @@ class DeviceBoxes(Boxes):
         shares = vectors.empty((count, half.unit))
         slope = cp.zeros((count, d))
         fit = np.int32(self.smooth and d <= BOXES.most_slopes)
-        lie = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (half.first, half.mid))
+        points = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (half.first, half.mid))
         numbers = np.float64(half.factor), np.int64(half.count), np.int64(half.unit), np.int64(d), fit
-        self.call("box_tilt", (count,), 32, *lie, *numbers, *flat, slope, log_mass, shares, sizes)
+        self.call("box_tilt", (count,), 32, *points, *numbers, *flat, slope, log_mass, shares, sizes)
         largest = float(sizes.get().view(np.float64).sum())
         return TiltedSide(slope.get(), log_mass.get(), shares if namespace(log) is not np else shares.get(), largest)
 

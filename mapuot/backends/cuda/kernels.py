@@ -111,7 +111,7 @@ class Shape:
         return self.R * columns * itemsize
 
     def spread(self, m: int, ld: int, itemsize: int, blocks: int) -> tuple[int, int, int]:
-        """Twin of lie_of in spread_pass.cuh: (streams, strips, columns of a strip)."""
+        """Twin of row_layout in spread_pass.cuh: (streams, strips, columns of a strip)."""
         each = min(32 * self.CPT, ld * itemsize // 16 // self.CLUSTER * 16 // itemsize)
         return min(blocks // self.CLUSTER, -(-m // self.R)), -(-ld // each), each
 

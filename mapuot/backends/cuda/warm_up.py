@@ -135,6 +135,6 @@ def jobs(capability: int) -> list[Job]:
 
 
 def warm_up() -> int:
-    """Compile all kernels; return how many parts of files there are."""
+    """Compile all kernels; return the number of compiled modules, several for one file of sources."""
     together(jobs(device_limits(cp.cuda.Device().id)[0]))
     return len(MODULES)
