@@ -56,15 +56,18 @@ FN void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc,
     *(uint4 *)to = word;
 }
 
-// u = prox(s), a row a thread, from the parts of its sum; narrow_u, if given: u in float32 for float32 sums
+// u = prox(s), a row a thread, from the parts of its sum; narrow_u, if given: u in float32 for float32 sums; ratio, if
+// given: of float64 sums to float32 ones
 extern "C" __global__ void __launch_bounds__(256)
-    join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u) {
+    join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u,
+              const double *ratio) {
     if (stopped(S, parity) || S.m == 0) return;
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, at = i < S.m ? i : S.m - 1;
     RowSums row = {};
     const Progress &p = S.progress[parity];
     const double held = IN_PLACE ? S.u_scale[at] : 1;
-    const double u = row_factor(S, (int)i, S.point[at], slabs(out, i, S.m, parts), held, p.shift, true, row);
+    const double s = slabs(out, i, S.m, parts) * (ratio ? ratio[at] : 1);
+    const double u = row_factor(S, (int)i, S.point[at], s, held, p.shift, true, row);
     if (narrow_u && i < S.m) narrow_u[i] = (float)u;
     if (IN_PLACE && i < S.m) S.u_scale[S.m + i] = u;
     UNROLLED (int q = 0; q < NEXT_B; q++) {

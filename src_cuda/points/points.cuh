@@ -316,9 +316,11 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 #endif
 
-// K^T u, a column a thread
+// K^T u, a column a thread; ratio: as for join_rows
 extern "C" __global__ void __launch_bounds__(256)
-    point_columns(const __grid_constant__ State S, int parity, const double *out, int parts, float *) {
+    point_columns(const __grid_constant__ State S, int parity, const double *out, int parts, float *,
+                  const double *ratio) {
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (!stopped(S, parity) && j < S.n) sums_of(S, (int)S.progress[parity].turn)[j] = slabs(out, j, S.n, parts);
+    if (stopped(S, parity) || j >= S.n) return;
+    sums_of(S, (int)S.progress[parity].turn)[j] = slabs(out, j, S.n, parts) * (ratio ? ratio[j] : 1);
 }

@@ -193,6 +193,57 @@ def test_float32_passes_go_on_after_a_new_k(using):
     np.testing.assert_allclose(*errors, rtol=1e-2)
 
 
+@pytest.mark.parametrize(("d", "reg_m", "put"), [(3, (np.inf, 1.0), cp.asarray), (20, 2.0, np.asarray)], ids=str)
+def test_float32_passes_follow_a_float64_pass_that_corrects_their_sums(d, reg_m, put, using):
+    """Fewer passes are float64 ones, and these certify the same plan."""
+    using(POINTS, stays_from=0)
+    x, y, a, b = clouds(90, 110, d)
+    a[4] = b[7] = 0.0
+    reg = 0.06 if d == 3 else 0.1
+    want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=reg, reg_m=reg_m, tol=1e-10, backend="cpu")
+    counts = []
+    for least in (2**60, 1):
+        using(DEVICE_LAUNCHES, least_corrected=least)
+        cloud = mapuot.PointCloud(put(x), put(y), form=None, truncate=None)
+        problem = Problem.from_arrays(cloud, put(a), put(b), reg, reg_m, "kl", "product", cuda)
+        problem = cuda.to_device(problem) if put is cp.asarray else problem
+        narrow = []
+        with closing(cuda.workspace(problem, make_options("auto", "mixed", 1e-7, None, 1))) as workspace:
+            workspace.absorb(np.zeros(110) if put is np.asarray else vectors.zeros(110))
+            while len(narrow) < 200:
+                narrow.append(workspace.progress["narrow"] > 0)
+                last = workspace.iterate(1)[-1]
+                if last.status != "running":
+                    break
+            assert last.status == "converged"
+            assert not narrow[-1]
+            assert last.error <= 1e-7
+            u, v = (np.exp(host(z)) for z in workspace.potentials())
+        plan = a[:, None] * u[:, None] * np.exp(-cdist(x, y, "sqeuclidean") / reg) * v * b
+        assert relative_error(plan, want.plan) <= last.error + want.error_bound
+        counts.append(len(narrow) - sum(narrow))
+    assert counts[1] <= 4 < counts[0]
+
+
+def test_corrected_sums_end_with_their_k(using):
+    """A new K has other errors of entries, so that float64 passes go on to the end."""
+    using(DEVICE_LAUNCHES, least_corrected=1)
+    x, y, a, b = clouds(60, 70, 3)
+    cloud = mapuot.PointCloud(x, y, form=None, truncate=None)
+    problem = Problem.from_arrays(cloud, a, b, 0.05, 2.0, "kl", "product", cuda)
+    with closing(cuda.workspace(problem, make_options("auto", "mixed", 1e-7, None, 1))) as workspace:
+        workspace.absorb(np.zeros(70))
+        while workspace.spare is None or not workspace.progress["narrow"] > 0:
+            assert workspace.iterate(1)[-1].status == "running"
+        workspace.absorb(workspace.next_log_v)
+        found = [workspace.iterate(1)[-1]]
+        while found[-1].status == "running":
+            assert not workspace.progress["narrow"] > 0
+            found += workspace.iterate(1)
+    assert found[-1].status == "converged"
+    assert found[-1].error <= 1e-7
+
+
 def test_vectors_are_checked_where_they_are(using):
     """A GPU has no objects and no other order of bytes: the host refuses or converts them before they go there."""
     using(POINTS, stays_from=0)

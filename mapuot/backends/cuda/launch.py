@@ -468,7 +468,7 @@ class Iterate:
                 arguments.append(self.row_parts)
             elif name == "join_rows":
                 threads = 256
-                arguments = [*arguments, self.row_parts, np.int32(self.splits), np.uint64(0)]
+                arguments = [*arguments, self.row_parts, np.int32(self.splits), np.uint64(0), np.uint64(0)]
             self.kernels[name](grid, (threads,), tuple(arguments))
 
     def finish_kernels(self, total: int = 0) -> None:

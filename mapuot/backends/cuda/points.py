@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cupy as cp
 import numpy as np
 
-from ...arrays import PAD, host, namespace, squares
+from ...arrays import PAD, formula, host, namespace, squares
 from ...cached import cached_property
 from ...contract import Options, Stats
 from ...penalties import F64
@@ -64,7 +64,18 @@ QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size
 QUICK_OUT = -(2.0**30)
 ENDS = ("join_rows", "point_columns")  # kernels after the sums over rows and over columns
 MOST_ACROSS = 2**26  # most partial sums, half a GiB, if a symmetric pass makes only half of the pairs
+# Float32 passes follow a float64 pass with an error above WORTH_AGAIN tol, with sums corrected by its sums: a float64
+# pass takes three to four times as long. Each such float64 pass has at most FELL times the error of the one before.
+WORTH_AGAIN, FELL = 2.0, 0.25
+CORRECTED_FLOOR = 0.1  # floor of their errors, in units of the floor of other float32 passes: the noise of their sums
 EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
+
+
+@formula
+def ratio_of(exact: F64, rough: F64) -> F64:
+    """Return exact / rough, and 1 where this is no number above 0."""
+    ratio = exact / rough
+    return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
 
 
 def on_device(x: Any) -> Any:
@@ -253,6 +264,7 @@ class PointIterate(Iterate):
     def set_passes(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
         self.graphs = {}
+        self.ratios: tuple[Any, Any] = np.uint64(0), np.uint64(0)  # factors of the sums over rows and over columns
         self.begun = False
         self.sides = passes.sides
         self.factor = passes.factor
@@ -312,7 +324,7 @@ class PointIterate(Iterate):
                 continue
             if k == 0 or not self.state["limits"]["symmetric"]:  # else K^T u = K v is known
                 parts = np.int32(len(self.sum_over(k, self.weights[k])))
-            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, parts, self.narrow_u)
+            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, parts, self.narrow_u, self.ratios[k])
 
     def sum_over(self, k: int, weights: Any) -> Any:
         """Compute K w (k = 0) or K^T w (1) in parts, one behind the other."""
@@ -331,8 +343,16 @@ class PointIterate(Iterate):
         if self.halved:
             folded = np.int32(self.parity), self.out, np.int64(to.count), np.int32(slabs)
             self.launch("fold_halves", (-(-to.count // 256),), 256, *folded)
+        return self.parts_in_out(k)
+
+    def parts_in_out(self, k: int) -> Any:
+        """Return the parts of the sums over rows (k = 0) or columns (1), the last sums that were computed."""
+        count = self.sides[k].count
+        if self.halved:
             slabs = 1
-        return self.out[: slabs * to.count].reshape(slabs, to.count)
+        else:
+            slabs = self.slabs[k]
+        return self.out[: slabs * count].reshape(slabs, count)
 
     def tops(self, k: int, x: Any, mask: Any, hidden: float) -> Any:
         """Return -max_j (x_j - c_ij / reg) for each row (k = 0), or the same for columns (1); masked: ``hidden``."""
@@ -346,6 +366,14 @@ class PointIterate(Iterate):
             tops = to.log
         return np.where(vectors.asarray(mask), hidden, -vectors.asarray(tops))
 
+    def rough_sums(self, k: int, weights: Any) -> Any:
+        """Return K w (k = 0) or K^T w (1) as float32 passes compute it."""
+        if self.sides[k].count == 0:  # a rank without rows
+            return weights
+        narrow = vectors.zeros(self.sides[1 - k].ld, np.float32)
+        narrow[: len(weights)] = weights
+        return vectors.asarray(joined("sums", self.sum_over(k, narrow)))
+
     def product(self, k: int, x: Any, y: Any) -> Any:
         """Return K x y (k = 0) or K^T x y (1), by float64 passes."""
         weights = vectors.zeros(self.sides[1 - k].ld)
@@ -357,6 +385,8 @@ class PointWorkspace(DeviceWorkspace):
     launch: PointIterate
     narrow: tuple[PackedSide, PackedSide] | None = None
     split: tuple[SplitSide, SplitSide] | None = None  # points in float16 pieces
+    spare: tuple[PackedSide, PackedSide] | None = None  # points for float32 passes that may follow float64 ones
+    corrected_at = math.inf  # error of the float64 pass whose sums corrected float32 passes last
     squares: Any
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -377,6 +407,9 @@ class PointWorkspace(DeviceWorkspace):
             self.size = narrow_points.fitting(problem)
         else:
             self.size = None
+        # may float32 passes follow a float64 pass, with sums corrected by its sums?
+        many = problem.ranks.max(problem.size) >= DEVICE_LAUNCHES.least_corrected
+        self.may_correct = many and options.tol > 0 and skip is None and not options.symmetric
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
         self.coarse.wanted = False  # a labelled pass needs a stored K
@@ -499,9 +532,33 @@ class PointWorkspace(DeviceWorkspace):
         if self.narrow and self.progress["narrow"] > 0:
             self.launch.set_passes(self.passes_of(True), lists)
             return
+        if self.narrow and self.may_correct:
+            self.spare = self.narrow
         self.narrow = None
         put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
         self.launch.set_passes(self.passes_of(False), lists)
+
+    def correct_sums(self) -> None:
+        """Follow a float64 pass by float32 ones whose sums it corrects.
+
+        In K~ v = (1 + e_i) K v, e_i is the mean over the row's mass of the relative errors of entries. It changes by
+        the product of these errors and the change of log v, so that near this v a ratio of sums leaves no error.
+        """
+        assert self.spare
+        assert self.narrow_points
+        launch = self.launch
+        n = self.problem.shape[1]
+        u = vectors.asarray(self.arrays["u_scale"])[: self.problem.shape[0]]
+        r, log_v, e = map(vectors.asarray, (self.answers["r"], self.potentials()[1], self.absorbed[0]))
+        v = np.exp(log_v + float(self.progress["shift"]) - e)
+        exact = r / u, vectors.asarray(joined("sums", launch.parts_in_out(1)))
+        put(self.progress, {"narrow": 1, "floor_error": 0, "floor_passes": 0})
+        self.send_report()
+        launch.set_passes(Passes(self.spare, True, self.narrow_points.form), None)
+        pairs = zip(exact, (v[:n], u), strict=True)
+        launch.ratios = tuple(ratio_of(known, launch.rough_sums(k, w)) for k, (known, w) in enumerate(pairs))
+        floor = CORRECTED_FLOOR * self.floor
+        put(self.state["limits"], {"storage_error": self.quick_error, "narrow_floor": floor, "flush": 2.0**-126})
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
@@ -547,6 +604,10 @@ class PointWorkspace(DeviceWorkspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.progress["exponent_error"] = error
+        if self.spare:  # the sums of another K would need other corrections
+            self.spare = None
+            self.progress["narrow"] = 0
+            self.choose()
         was = self.quick_error
         if self.quick and error <= QUICK_MOST:
             self.quick_error = self.powers_error + error
@@ -600,10 +661,24 @@ class PointWorkspace(DeviceWorkspace):
 
         return product
 
+    def passes(self, count: int, before: int = 0) -> None:
+        """Enqueue passes; after a float64 pass that may correct float32 ones, its numbers are read first."""
+        if self.spare and not self.progress["narrow"] > 0:
+            count = 1
+        super().passes(count, before)
+
     def read(self) -> list[Stats]:
+        was_narrow = self.progress["narrow"] > 0
         found = super().read()
-        if self.narrow and not self.progress["narrow"] > 0:
+        if (self.narrow or was_narrow) and not self.progress["narrow"] > 0:
             self.choose()
+        elif self.spare and found and not was_narrow:
+            last = found[-1]
+            if not last.error <= FELL * self.corrected_at:
+                self.spare = None
+            elif last.status == "running" and not last.rejected and last.error > WORTH_AGAIN * self.options.tol:
+                self.corrected_at = last.error
+                self.correct_sums()
         return found
 
     def close(self) -> None:
