@@ -74,7 +74,8 @@ def translation_of(rows: Side, cols: Side, reg: float, is_product: bool) -> floa
         return 0.0
     least = rate_of(rows.rho_range[1], reg, is_product) + rate_of(cols.rho_range[1], reg, is_product)
     t = common_translation(rows.mass, cols.mass, least)
-    if t == 0.0:  # mostly: vectors of a device stay there
+    both_hard = rows.scalar_rho == cols.scalar_rho == math.inf
+    if t == 0.0 and (least > 0 or both_hard):  # mostly: vectors of a device stay there
         return 0.0
     of_sides = [rates(side, reg, is_product) for side in (rows, cols)]
     if any(map(np.ndim, of_sides)):
@@ -100,13 +101,16 @@ def part_kept(side: Side, log: Any) -> float:
 
 
 def common_translation(mass_a: float, mass_b: float, rate: float) -> float:
-    """Return the translation of positive masses that grow and fall by these `rates` in sum, 0 where it is small."""
-    ratio = math.log(mass_b) - math.log(mass_a)
-    if abs(ratio) <= LEAST_TRANSLATION * rate:
+    """Return the translation of positive masses that grow and fall by these `rates` in sum.
+
+    It is 0 where it is small, where float64 cannot hold it, and between hard sides, whose masses do not change.
+    """
+    if rate == 0:
         return 0.0
-    if rate > 0:
-        return ratio / rate
-    return math.copysign(math.inf, ratio)
+    t = (math.log(mass_b) - math.log(mass_a)) / rate
+    if LEAST_TRANSLATION < abs(t) < math.inf:
+        return t
+    return 0.0
 
 
 def balancing(rows: Side, cols: Side, of_sides: list[Any]) -> float:

@@ -78,7 +78,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
         # or a ScalingWarning is due (odd_units in problem/validate.py)
         or is_sentinel(found.low, found.high, over_reg) or moves_little(found.mass, mass_a, mass_b)
         or (np.inf in rho and constant_of(found.low, found.high, reg))
-        or (rate > 0 and common_translation(mass_a, mass_b, rate))
+        or common_translation(mass_a, mass_b, rate)
     ):  # fmt: skip
         return Start()
     if out is not inside:

@@ -9,7 +9,7 @@ from scipy import sparse
 
 import mapuot
 from mapuot.arrays import host
-from mapuot.problem.translation import without_translation
+from mapuot.problem.translation import common_translation, without_translation
 
 PAIRS = {
     "soft": (1e6, 1e8), "alike": (1e9, 1e9), "hard rows": (np.inf, 1e10), "hard columns": (1e12, np.inf),
@@ -22,6 +22,14 @@ def drawn(pair, reference: str = "product", ratio: float = 3.0) -> Case:
     case = clouds(12, 9, 0.02, 1.0)
     reg_m = tuple(case.reg * np.asarray(rho) for rho in pair)
     return case.replace(b=ratio * case.a.sum() / case.b.sum() * case.b, reg_m=reg_m, reference=reference)
+
+
+def test_only_masses_that_grow_have_a_translation():
+    """Between two hard sides there is none: it was infinite, and dropped by its caller."""
+    assert common_translation(1.0, np.exp(2.0), 1e-6) == pytest.approx(2e6)
+    assert common_translation(np.exp(2.0), 1.0, 1e-6) == pytest.approx(-2e6)
+    for rate in (1e-3, 0.0, 5e-324):  # small, of hard sides, beyond float64
+        assert common_translation(1.0, np.exp(2.0), rate) == 0.0
 
 
 def failures_of(case, found, tol):
