@@ -4,12 +4,14 @@ No library of a GPU is imported with this module. `backends` registers the modul
 """
 
 import functools
+import os
 import sys
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from .errors import shown
 from .penalties import F64
 
 PAD = 16  # rows of K and vectors of the columns are padded to a multiple of this many entries
@@ -36,8 +38,11 @@ def is_data_set(x: Any) -> bool:
     return hasattr(x, "obsm")
 
 
-def refuse_data_set(x: Any, name: str) -> None:
-    """Raise a TypeError if x, or the first member of a list x, is a data set instead of one of its arrays."""
+def refuse_other(x: Any, name: str) -> None:
+    """Raise a TypeError if x is the name of a file, or x or the first member of a list x a data set, and no array."""
+    if isinstance(x, (str, os.PathLike)):
+        cure = "numpy.load or pandas.read_csv reads one, and mapuot.solve takes the name of a file of costs"
+        raise TypeError(f"{name} must be an array, got {shown(x)}: {cure}")
     if isinstance(x, (list, tuple)) and x:
         x = x[0]
         name += "[0]"

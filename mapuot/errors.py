@@ -15,6 +15,7 @@ OF_BATCH = {"A": "a", "B": "b"}  # names in `solve_batch`: names in functions th
 
 # set where the caller of a solve tells of what did not converge himself, in his own words
 MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
+FOR_VALUE: ContextVar[bool] = ContextVar("FOR_VALUE", default=False)
 
 
 class ConvergenceWarning(UserWarning):
@@ -103,6 +104,17 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
         if type(error) not in (TypeError, ValueError, InfeasibleError) or names.keys().isdisjoint(told):
             raise
         raise type(error)(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))) from error
+
+
+@contextmanager
+def for_value(names: dict[str, str]) -> Iterator[None]:
+    """Make warnings of solves in this context those of a loss, which returns a value and no plan; see `renamed`."""
+    before = FOR_VALUE.set(True)
+    try:
+        with renamed(names):
+            yield
+    finally:
+        FOR_VALUE.reset(before)
 
 
 def shown(value: Any) -> str:

@@ -19,7 +19,7 @@ from .answer.slopes import dual_value, marginal_gradient
 from .api.batch import plan_sum, solve_batch
 from .api.solve import solve
 from .arrays import host, namespace
-from .errors import OF_BATCH, renamed, shown
+from .errors import OF_BATCH, for_value, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_array, as_count, as_float, as_pair, as_positive, refuse_two_clouds
 from .route.options import options_of_value
@@ -283,7 +283,7 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
     reg, reg_m, options, metric, scale = settings
 
     def answer(x: Any, y: Any, a: Any, b: Any) -> Any:
-        with renamed(OF_BATCH):
+        with for_value(OF_BATCH):
             cloud = PointCloud(x, y, metric, scale)
             return solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(options))
 
@@ -401,7 +401,7 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
-        with renamed(OF_BATCH):
+        with for_value(OF_BATCH):
             result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes = marginal_gradient(result, "rows"), marginal_gradient(result, "cols")
         xp = namespace(result.log_u)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import host
-from .errors import MUTED, ConvergenceWarning, warn
+from .errors import FOR_VALUE, MUTED, ConvergenceWarning, warn
 
 # The first six have the numbers of mapuot_status (src_c/common/record.h); files of answers hold the index of a status.
 STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
@@ -75,7 +75,7 @@ def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) 
         underflow = too_small
     else:
         underflow = f"M is so far above reg_m that float64 cannot hold the plan: {nearer}"
-        if result.gap < math.inf:
+        if moves_nothing(result):
             underflow += "; the value, of a plan that moves nothing, is known"
     cure = {
         "max_passes": longer,
@@ -89,6 +89,16 @@ def not_converged(result: Any, tol: float, more: str = "", words: Words = OURS) 
         why = result.status
     told = describe_miss(result.error_bound, tol, words)
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
+
+
+def moves_nothing(result: Any) -> bool:
+    """Tell whether a solve ended at a plan that moves nothing in float64, so that its value is known."""
+    return bool(result.status == "underflow" and result.gap < math.inf)
+
+
+def is_told(result: Any) -> bool:
+    """Tell whether a warning is due for an answer that has not converged: a loss needs the value only."""
+    return not MUTED.get() and not (FOR_VALUE.get() and moves_nothing(result))
 
 
 def has_tiny_masses(problem: Any) -> bool:

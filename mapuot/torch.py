@@ -25,7 +25,7 @@ from .api.gromov import gromov
 from .api.solve import solve
 from .arrays import any_of, host, is_on_device, namespace
 from .backends import pick
-from .errors import OF_BATCH, renamed
+from .errors import OF_BATCH, for_value, renamed
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
@@ -559,7 +559,9 @@ class SamplesLoss(torch.nn.Module):
         more = {"reg": self.eps, "reg_m": rho, "backend": backend} | options_of_value(self.options, rho)
         if self.cost is None:
             return solved_between(rows, cols, METRICS[self.p], more)
-        return solve(array_of(self.cost(rows.points[None], cols.points[None])[0]), *masses_of(rows, cols), **more)
+        M = array_of(self.cost(rows.points[None], cols.points[None])[0])
+        with for_value({}):
+            return solve(M, *masses_of(rows, cols), **more)
 
     def dual_pair(self, rows: Measure, cols: Measure) -> Any:
         """Return (F, G); the two potentials of a self term differ by a constant if it is balanced."""
@@ -701,7 +703,7 @@ class CrossTerms:
             one = one_call(cloud, *masses, **self.given)()  # for a plain problem on a GPU
             if one is not None and one.converged:
                 return [one]
-        with renamed(OF_BATCH):
+        with for_value(OF_BATCH):
             found = solve_batch(cloud, *masses, **self.options)
         return [found[0] if rows.starts is None else found]
 
@@ -729,7 +731,7 @@ def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
 
 def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any]) -> Any:
     given = cloud_of(rows, cols, how), *masses_of(rows, cols)
-    with renamed(OF_BATCH):
+    with for_value(OF_BATCH):
         return (solve if rows.starts is None else solve_batch)(*given, **more)
 
 
@@ -1062,7 +1064,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
         if places is not None:
             costs = type(places)((costs, *places_of(places)), shape=places.shape)
         one = None
-        with renamed(OF_BATCH):
+        with for_value(OF_BATCH):
             if places is None and costs.ndim == 2 and A.ndim == B.ndim == 1:
                 one = one_call(costs, A, B, reg, reg_m, **options)()  # for a plain problem on a GPU
             more = options_of_value(options, reg_m)

@@ -28,7 +28,7 @@ from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
 from ..ascend.stages import one_potential, turned
 from ..backends import pick
-from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
+from ..errors import FOR_VALUE, MUTED, InfeasibleError, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
@@ -63,7 +63,7 @@ from ..route.options import METHODS, make_options, nearer_options
 from ..status import not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from .entry import entry
-from .solve import UNIT_CURE, check_met
+from .solve import check_met, unit_cure
 
 
 def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchResult:
@@ -249,18 +249,27 @@ def solve_batch(
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
-    odd = odd_units(problem, result.last_pass.mass, *problem.masses, UNIT_CURE)
+    odd = odd_units(problem, result.last_pass.mass, *problem.masses, unit_cure())
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():
         for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
             check_met(result[i], f"problem {i}: ")
         if not MUTED.get():
-            count = (~result.converged).sum()
-            worst = int(np.where(result.converged, -1.0, result.error_bound).argmax())
-            why = not_converged(result[worst], tol, nearer_options(options, precision, method))
-            warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
+            warn_of_farthest(result, tol, nearer_options(options, precision, method))
     return result
+
+
+def warn_of_farthest(result: BatchResult, tol: float, nearer: str) -> None:
+    """Warn of the problems that have not converged; for a loss, of those whose value is not known."""
+    told = ~result.converged
+    if FOR_VALUE.get():
+        told &= ~((result.status == "underflow") & (result.gap < np.inf))
+    if told.any():
+        worst = int(np.where(told, result.error_bound, -1.0).argmax())
+        why = not_converged(result[worst], tol, nearer)
+        text = f"{told.sum()} of {len(result)} problems not converged; problem {worst}, the farthest: {why}"
+        warn_not_converged(text)
 
 
 def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[Own | None, Any]:

@@ -15,14 +15,15 @@ from numpy.typing import ArrayLike
 from ..annotations import CostLike, MarginalPenalty, MassStatistic
 from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
-from ..arrays import host, namespace, refuse_data_set
+from ..arrays import host, namespace, refuse_other
 from ..backends import pick
-from ..errors import OF_BATCH, renamed
+from ..errors import OF_BATCH, for_value, renamed, shown
 from ..problem.clouds import PointCloud
 from ..problem.cost import as_vectors
 from ..problem.grid import Grid
 from ..problem.kinds import as_costs
 from ..problem.symmetry import differs
+from ..problem.validate import shape_of
 from ..route.options import options_of_value
 from ..synonyms import REQUIRED, hinted
 from .batch import of_problems, solve_batch
@@ -130,7 +131,7 @@ def sinkhorn_divergence(
 
 def named_batch(M: Any, A: Any, B: Any, **options: Any) -> Any:
     """Solve a batch; each argument is a pair (array, the caller's name), and errors use the caller's names."""
-    with renamed({"M": M[1], "A": A[1], "B": B[1]}):
+    with for_value({"M": M[1], "A": A[1], "B": B[1]}):
         return solve_batch(M[0], A[0], B[0], **options)
 
 
@@ -144,9 +145,9 @@ def check_options(options: dict[str, Any], reg_m: Any) -> None:
             raise TypeError(f"{name} is not an option of the divergence: {what}")
     if "scale_mass" in options:
         raise TypeError(f"scale_mass is not an option of the divergence: {MASS_CURE}")
-    shape = np.shape(reg_m)
-    if shape and not (len(shape) == 1 and shape[0] > 2) and shape[1:] != (1,):
-        raise ValueError(f"reg_m must be one number for a divergence, the same on both sides, got {reg_m!r}")
+    shape = shape_of(reg_m)
+    if shape is None or (shape and not (len(shape) == 1 and shape[0] > 2) and shape[1:] != (1,)):
+        raise ValueError(f"reg_m must be one number for a divergence, the same on both sides, got {shown(reg_m)}")
 
 
 def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
@@ -160,7 +161,7 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
         return M_a, M_b
     if isinstance(M, PointCloud):
         return M.within()
-    refuse_data_set(M, "M")
+    refuse_other(M, "M")
     shape = tuple(np.shape(M))
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b, costs within each side, must be given where M is not square, got shape {shape}")

@@ -10,11 +10,11 @@ from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host
 from ..backends import pick
-from ..errors import renamed, shown
+from ..errors import for_value, renamed, shown
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.scale import is_weighted, scales_of
-from ..problem.validate import as_array, check_kind
+from ..problem.validate import as_array, check_kind, shape_of
 from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
 from ..route.options import options_of_value
@@ -204,7 +204,8 @@ class PairTask(NamedTuple):
         both = between(self.cloud, i, j)
         m, n = both._cost.shape
         reg, reg_m = terms
-        return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
+        with for_value({}):
+            return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
 
     def chunks(self, pairs: Any) -> list[Any]:
         """Divide numbers of pairs, (q,), into batches."""
@@ -261,13 +262,13 @@ def self_terms_of(task: PairTask, i: Any, terms: tuple[Any, Any], needs_error: b
 
 def as_of_pairs(value: Any, name: str, k: int) -> Any:
     """Check a number, or (k, k) of them; the entries above the diagonal count."""
-    if np.ndim(value) == 0:
+    shape = shape_of(value)
+    if shape == ():
         return value
+    if shape != (k, k):
+        given = shown(value) if shape is None else f"shape {shape}"
+        raise ValueError(f"{name} must be one number, or one for each pair of clouds, ({k}, {k}), got {given}")
     table = as_array(value, name).astype(np.float64)
-    if table.shape != (k, k):
-        raise ValueError(
-            f"{name} must be one number, or one for each pair of clouds, ({k}, {k}), got shape {table.shape}"
-        )
     upper = table[np.triu_indices(k, 1)]
     if not (upper > 0).all():
         raise ValueError(f"{name} must be > 0 for each pair of clouds, got {upper[~(upper > 0)][0]}")

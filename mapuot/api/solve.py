@@ -26,7 +26,7 @@ from ..ascend.loop import Run
 from ..ascend.stages import one_potential
 from ..backends import Options, Stats, pick
 from ..contract import Backend
-from ..errors import MUTED, ScalingWarning, shown, warn
+from ..errors import FOR_VALUE, MUTED, ScalingWarning, shown, warn
 from ..files import opened
 from ..outcome import OUTCOMES
 from ..problem.clouds import PointCloud
@@ -57,11 +57,11 @@ from ..route import plain as carrier
 from ..route.front import Call, PlainProblem, Start, problem_of, read
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, nearer_options
 from ..route.plain import LazyResult
-from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
+from ..status import FAILED, UNREACHED, is_told, not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from .entry import entry
 
-UNIT_CURE = "pass scale_mass=True, or "
+UNIT_CURE = "pass scale_mass=True, or "  # where the call takes it: losses do not
 
 
 def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
@@ -299,13 +299,13 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
             check_met(result)
         odd = None
         if result.status not in FAILED and not MUTED.get():
-            odd = odd_units(problem, result.trace[-1].mass, problem.rows.mass, problem.cols.mass, UNIT_CURE)
+            odd = odd_units(problem, result.trace[-1].mass, problem.rows.mass, problem.cols.mass, unit_cure())
     if odd and ranks.rank == 0:
         warn(odd, ScalingWarning)
     if out is not None:
         with ranks.together():
             result._form_plan(out)
-    if result.status not in ("converged", "cancelled") and ranks.rank == 0:
+    if result.status not in ("converged", "cancelled") and ranks.rank == 0 and is_told(result):
         warn_not_converged(not_converged(result, call.tol, nearer_options(options, call.precision, call.method)))
     return result
 
@@ -385,17 +385,26 @@ def solve_sample(
     return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)
 
 
+def unit_cure() -> str:
+    """Return the begin of the advice about the unit of mass."""
+    if FOR_VALUE.get():
+        return ""
+    return UNIT_CURE
+
+
 def warn_of_plain(result: LazyResult, call: Call) -> None:
     """Warn if a plain problem has not converged, or if its unit of mass changes the answer."""
     if result.status != "converged":
         check_met(result)
-        warn_not_converged(not_converged(result, call.tol, nearer_options(result.options, call.precision, call.method)))
+        if is_told(result):
+            nearer = nearer_options(result.options, call.precision, call.method)
+            warn_not_converged(not_converged(result, call.tol, nearer))
     mass, mass_a, mass_b = result.mass, *result.units[3:]
     if moves_little(mass, mass_a, mass_b, LITTLE_SHARE):
         text = odd_share(mass, mass_a, mass_b)
     else:
         text = None
-    text = text or odd_unit(*result.units, cure=UNIT_CURE)
+    text = text or odd_unit(*result.units, cure=unit_cure())
     if text and not MUTED.get():
         warn(text, ScalingWarning)
 

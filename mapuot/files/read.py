@@ -106,7 +106,7 @@ def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     path, kind, inside = split_local(text, "")
     if kind == "h5ad" and not inside:
         refuse_cells(path)
-    if inside.partition("/")[0] in POINT_GROUPS:
+    if inside.partition("/")[0] in POINT_GROUPS and inside in names_in(path, kind):
         raise ValueError(
             f"{path}: {inside} holds the coordinates of points, one point a row, no matrix of costs. For costs between "
             f"points give two files, as in --points {path}:{inside} OTHER; in Python two arrays, as in PointCloud(x, y)"
@@ -334,17 +334,18 @@ def open_array(path: Path, kind: str, name: str) -> Any:
             else:
                 cure = REDUCE_GENES
             raise ValueError(f"{path}: {name} is sparse, where a dense array is wanted: {cure}")
-        near = [other for other in there if other.rpartition("/")[2] == name.rpartition("/")[2] and other != name]
-        some = [*near, *(other for other in there if other not in near)][:MOST_NAMES]
-        if len(there) > len(some):
-            more = f" and {len(there) - len(some)} more"
+        arrays = arrays_in(path, kind)
+        near = [other for other in arrays if other.rpartition("/")[2] == name.rpartition("/")[2] and other != name]
+        some = [*near, *(other for other in arrays if other not in near)][:MOST_NAMES]
+        if len(arrays) > len(some):
+            more = f" and {len(arrays) - len(some)} more"
         else:
             more = ""
         if some:
-            hint = f": name one of them, as in {path}:{some[0]}"
+            hint = f"but {', '.join(some)}{more}: name one of them, as in {path}:{some[0]}"
         else:
-            hint = ""
-        raise ValueError(f"{path} holds no array {name!r}, but {', '.join(some) or 'none'}{more}{hint}")
+            hint = "and no other of numbers"
+        raise ValueError(f"{path} holds no array {name!r}, {hint}")
     return array
 
 
@@ -466,6 +467,30 @@ def names_in(path: Path, kind: str) -> list[str]:
     check_regular(path, kind)
     with reading(path, kind):
         return sorted(found_names(path, kind))
+
+
+def arrays_in(path: Path, kind: str) -> list[str]:
+    """List the arrays of numbers of a file, with AnnData's columns of two arrays; [] if the file is one array."""
+    if kind not in ("hdf5", "h5ad", "zarr"):
+        return names_in(path, kind)
+    found: list[str] = []
+
+    def add(name: str, node: Any) -> None:
+        if hasattr(node, "shape"):
+            fits = node.dtype.kind in NUMBER_KINDS
+        else:
+            fits = "mask" in node or "codes" in node  # a nullable column, or a categorical one
+        if fits:
+            found.append(name)
+
+    with reading(path, kind):
+        if kind == "zarr":
+            for name, node in library("zarr").open(path, mode="r").members(max_depth=None):
+                add(name, node)
+        else:
+            with library(kind).File(path, "r") as file:
+                file.visititems(add)
+    return sorted(name for name in found if name.rpartition("/")[0] not in found)
 
 
 def found_names(path: Path, kind: str) -> list[str]:

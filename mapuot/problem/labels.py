@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, host, namespace, refuse_data_set
+from ..arrays import any_of, host, namespace, refuse_other
 from ..errors import shown
 from ..ranks import ALONE, Ranks
 
@@ -16,11 +16,12 @@ def as_labels(y: Any, length: int, name: str, may_lack: bool = False) -> Any:
 
     ``may_lack``: the caller treats missing labels (`is_missing`) as unknown. Otherwise they are refused.
     """
-    refuse_data_set(y, name)
+    refuse_other(y, name)
     if namespace(y) is np:
         y = np.asarray(y)
     if y.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
+        cure = f": {name}.ravel() has one for each node, in their order" if y.ndim > 1 and y.size == length else ""
+        raise ValueError(f"{name} must have shape ({length},), got {y.shape}{cure}")
     missing = None if may_lack else is_missing(y)
     if missing is not None and any_of(missing):
         first = int(np.argmax(host(missing)))

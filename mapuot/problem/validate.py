@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, arithmetic, host, namespace, refuse_data_set
+from ..arrays import any_of, arithmetic, host, namespace, refuse_other
 from ..contract import Backend
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
@@ -161,6 +161,14 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     return first, rest[0] if rest else first
 
 
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """Return `numpy.shape`; None for a sequence of arrays of several shapes."""
+    try:
+        return np.shape(value)
+    except ValueError:
+        return None
+
+
 def as_penalties(value: Any) -> tuple[str, str]:
     if isinstance(value, (tuple, list)):
         pair = tuple(value)
@@ -180,7 +188,7 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
     if hasattr(value, "toarray") and not isinstance(value, np.ndarray):  # AnnData's views are arrays with toarray
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
-    refuse_data_set(value, name)
+    refuse_other(value, name)
     is_standard = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
     if is_standard and value.__dlpack_device__()[0] == CPU:
         value = np.from_dlpack(value)

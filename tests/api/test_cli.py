@@ -204,8 +204,11 @@ def test_columns_of_cells(case):
     anndata.AnnData(case.M, obs).write_h5ad("cells.h5ad")
     for name in obs:
         np.testing.assert_array_equal(files.read_vector(f"cells.h5ad:obs/{name}", "a"), counts)
-    with pytest.raises(ValueError, match="holds no array 'obs/mass', but "):
+    with pytest.raises(ValueError, match="holds no array 'obs/mass', but X, obs/kind, obs/nullable, obs/plain: name"):
         files.read_vector("cells.h5ad:obs/mass", "a")
+    for missing in ("obsm/X_pca", "obsp/distances"):  # points that are not there were told to be no costs
+        with pytest.raises(ValueError, match=f"holds no array '{missing}', but X, "):
+            mapuot.solve(f"cells.h5ad:{missing}", reg=0.1, reg_m=1.0)
 
 
 def test_columns_of_words(case, refused):

@@ -1,11 +1,22 @@
 """The Sinkhorn divergence follows its definition, is zero for equal measures only, and refuses bad arguments."""
 
+import warnings
+
 import numpy as np
 import problems
 import pytest
 from numpy.testing import assert_allclose
 
-from mapuot import Grid, PointCloud, sinkhorn_divergence, solve, solve_batch
+from mapuot import (
+    ConvergenceWarning,
+    Grid,
+    PointCloud,
+    ScalingWarning,
+    pairwise,
+    sinkhorn_divergence,
+    solve,
+    solve_batch,
+)
 
 
 def clouds(m=20, n=25, seed=0):
@@ -36,6 +47,39 @@ def test_definition(reg, reg_m):
     right = parts[0] - 0.5 * (parts[1] + parts[2]) + 0.5 * reg * (a.sum() - b.sum()) ** 2
     assert_allclose(value, right, atol=1e-7)
     assert value > 0
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
+@pytest.mark.parametrize("door", [pairwise, sinkhorn_divergence])
+def test_a_plan_that_moves_nothing_has_a_known_value(door):
+    """Far clouds have the value of a plan of 0; the warning was that nothing is known of the plan."""
+    x, y = np.random.default_rng(0).random((2, 5, 2))
+    y += 1e3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        if door is pairwise:
+            value = pairwise([x, y], reg=0.02, reg_m=0.04)[0, 1]
+        else:
+            value = sinkhorn_divergence(PointCloud(x, y), reg=0.02, reg_m=0.04)
+    own = [solve(PointCloud(z, z), reg=0.02, reg_m=0.04, tol=1e-9).objective for z in (x, y)]
+    assert_allclose(value, 0.02 + 2 * 0.04 - 0.5 * sum(own), rtol=1e-9)
+    with pytest.warns(ConvergenceWarning, match="nothing is known of the plan"):
+        solve_batch(PointCloud(x, y), reg=0.02, reg_m=0.04)
+
+
+@pytest.mark.parametrize("door", [solve_batch, sinkhorn_divergence])
+def test_the_unit_of_mass_is_told_with_what_the_call_takes(door):
+    """A divergence has no scale_mass, and once advised it."""
+    M = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
+    masses = {solve_batch: "A", sinkhorn_divergence: "a"}[door]
+    with pytest.warns(ScalingWarning, match="the unit of mass counts") as told:
+        door(
+            M,
+            **{masses: np.full(4, 1e9), masses.replace("A", "B").replace("a", "b"): np.full(4, 1e9)},
+            reg=0.5,
+            reg_m=1.0,
+        )
+    assert all(("scale_mass" in str(one.message)) == (door is solve_batch) for one in told)
 
 
 def three_costs(kind, x, y, metric):

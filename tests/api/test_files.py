@@ -173,7 +173,7 @@ def test_groups(tmp_path, name):
     np.testing.assert_array_equal(np.asarray(files.open_matrix(f"{path}:run/M")), CASE.M)
     np.testing.assert_array_equal(files.find_vector(f"{path}:run/M", "a"), CASE.a)
     assert files.find_vector(f"{path}:run/M", "b") is None
-    with pytest.raises(ValueError, match="holds no array 'run', but a, run, run/M, run/a"):
+    with pytest.raises(ValueError, match="holds no array 'run', but a, run/M, run/a: name"):
         files.open_matrix(f"{path}:run")
 
 

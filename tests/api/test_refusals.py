@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import ot
@@ -270,6 +271,20 @@ FUNCTIONS = {
             ("reg_ms", " must have the length of regs, 2, got 4", np.ones(4), [1, 2, 3, 4])],
         T: [("regs", " must be a sequence of numbers, got '12'", "12"),
             ("regs", " must be a sequence of numbers", np.array(1.0))]}),
+    "names of files": (lambda door: door("costs.npy"), {}, {
+        T: [("door", "must be an array, got 'costs.npy': numpy.load",
+             partial(door, reg=0.1, reg_m=1.0)) for door in (mapuot.solve_batch, mapuot.sinkhorn_divergence,
+                                                             mapuot.pairwise)]
+        + [("door", "must be an array, got 'costs.npy': numpy.load",
+            lambda M: mapuot.barycenter(M, np.ones((2, 4)), reg=0.1, reg_m=1.0))]}),
+    "reg_m of sides": (lambda door: door(reg=0.1), {}, {
+        V: [("door", "reg_m must be one number for a divergence, the same on both sides, got ([1.0, 2.0], 1.0)",
+             partial(mapuot.sinkhorn_divergence, SQUARE, reg_m=([1.0, 2.0], 1.0))),
+            ("door", "reg_m must be one number, or one for each pair of clouds, (3, 3), got ([1.0, 2.0], 1.0)",
+             partial(mapuot.pairwise, CLOUDS[0], reg_m=([1.0, 2.0], 1.0)))]}),
+    "labels of a grid": (lambda door: door(), {}, {
+        V: [("door", "row_labels must have shape (6,), got (3, 2): row_labels.ravel() has one for each node",
+             lambda: mapuot.solve(GRID, reg=0.1, reg_m=1.0).transitions(np.ones((3, 2)), np.ones(6)))]}),
     "sinkhorn_divergence": (mapuot.sinkhorn_divergence, {"M": CASE.M, "reg": 0.1, "reg_m": 1.0}, {
         V: [({}, "M_a and M_b, costs within each side, must be given where M is not square"),
             ("M_a", " and M_b must be given together", SQUARE),
