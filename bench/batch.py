@@ -339,7 +339,19 @@ def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     torch = import_module("torch")
-    sizes = (GPU_SIZES if gpu else SIZES)[: 2 if args.quick else None]
+    if gpu:
+        sizes = GPU_SIZES
+    else:
+        sizes = SIZES
+    if args.quick:
+        sizes = sizes[:2]
+        n_clouds = 10
+        n_losses = 8
+        shapes = ((16, 50),)
+    else:
+        n_clouds = 200
+        n_losses = BATCH
+        shapes = (16, 50), (64, 100), (64, 400), (512, 100)
     cases = [(dtype, 1, n) for dtype in ("float64", "float32") for n in sizes]
     cases += [(dtype, 512, 128) for dtype in ("float64", "float32") if gpu]
     torch.set_num_threads(1)
@@ -347,16 +359,13 @@ def run(args: Any) -> dict[str, Any]:
         data: dict[str, Any] = {"products": [product(*case, gpu) for case in cases]}
     torch.set_num_threads(args.threads)
     with common.blas_threads(args.threads):
-        if args.quick:
-            shapes = ((16, 50),)
-        else:
-            shapes = (16, 50), (64, 100), (64, 400), (512, 100)
         if gpu:
             data["batches"] = [gpu_batch(own) for own in (True, False)]
+            data["pairs"] = all_pairs(n_clouds, None)
         else:
             data["batches"] = [batch(*x, args.threads) for x in shapes]
-        data["pairs"] = all_pairs(10 if args.quick else 200, None if gpu else args.threads)
-        data["losses"] = histograms_loss(8 if args.quick else BATCH, args.threads, gpu)
+            data["pairs"] = all_pairs(n_clouds, args.threads)
+        data["losses"] = histograms_loss(n_losses, args.threads, gpu)
     return data
 
 

@@ -64,11 +64,14 @@ def solves(data: dict[str, Any]) -> str:
     """Return times to the certified answer, of the largest problems."""
     most = max(r["n"] for r in data["solves"])
     names = "mapuot", "POT", "POT, translation-invariant"
-    rows = [
-        [r["reg"], r["rho"], *(span(r["seconds"][k]["min"]) + ("" if r.get(k, r).get("reached", True) else " (stopped)")
-                               for k in names)]
-        for r in data["solves"] if r["n"] == most
-    ]  # fmt: skip
+    rows = []
+    for row in data["solves"]:
+        if row["n"] == most:
+            cells = [row["reg"], row["rho"]]
+            for name in names:
+                was_stopped = not row.get(name, row).get("reached", True)
+                cells.append(span(row["seconds"][name]["min"]) + " (stopped)" * was_stopped)
+            rows.append(cells)
     return common.text_of(f"{common.machine_line(data)}, n = {most}:", common.table(["reg", "reg_m", *names], rows))
 
 

@@ -47,8 +47,12 @@ def run(args: Any) -> dict[str, Any]:
         sizes = (args.size,)
     else:
         sizes = SIZES[: 2 if args.quick else None]
+    if args.quick:
+        budget = 0.1
+    else:
+        budget = 0.5
     with common.blas_threads(args.threads), pot.patched():
-        found = [words.timed(*row, 0.1 if args.quick else 0.5) for n in sizes for row in rows(n)]
+        found = [words.timed(*row, budget) for n in sizes for row in rows(n)]
     return {"threads": args.threads, "words": found}
 
 

@@ -58,7 +58,10 @@ def costs(i0: int, i1: int, n: int, xp: Any = np) -> Any:
 
 def turn(comm: Any, alone: Any) -> float:
     """Seconds that rank 0 needs by itself; the others sleep, since a waiting MPI call would take a core."""
-    seconds = alone() if comm.rank == 0 else 0.0
+    if comm.rank == 0:
+        seconds = alone()
+    else:
+        seconds = 0.0
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(0.002)
@@ -106,7 +109,9 @@ def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, list[f
         times["weak"].append(together(comm, weak, passes))
         times["POT"].append(turn(comm, two_products))
         time.sleep(0.05)  # until the threads of BLAS, which spin for 30 ms, are asleep
-    return times if comm.rank == 0 else {}
+    if comm.rank == 0:
+        return times
+    return {}
 
 
 def job(size: int, shape: tuple[int, int], rounds: int, passes: int) -> Any:
@@ -218,7 +223,9 @@ def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> 
     cp.cuda.Device(ranks.rank).use()
     found: dict[str, Any] = {"weak": gpu_times(ranks, weak * ranks.size, weak, rounds, passes)}
     found["strong"] = gpu_times(ranks, strong, strong, rounds, passes)
-    return found | ({"way": ranks.device_sum.way} if ranks.size > 1 else {})
+    if ranks.size > 1:
+        found["way"] = ranks.device_sum.way
+    return found
 
 
 def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
@@ -255,7 +262,10 @@ def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]
     found: dict[str, Any] = {"solves": []}
     for reg in REGS:
         times = []
-        comm = ranks if ranks.size > 1 else None
+        if ranks.size > 1:
+            comm = ranks
+        else:
+            comm = None
         own = weight[slice(*own_rows(n, ranks.rank, ranks.size))]
         for _ in range(3):
             ranks.exchange(None)

@@ -90,7 +90,10 @@ def commit() -> str:
     git = ["git", "-C", str(ROOT)]
     others = [".", ":!bench/results", ":!README.md"]
     changed = output([*git, "status", "--porcelain", "--untracked-files=no", "--", *others])
-    return (output([*git, "rev-parse", "--short=12", "HEAD"]).strip() or "unknown") + ("-dirty" if changed else "")
+    found = output([*git, "rev-parse", "--short=12", "HEAD"]).strip() or "unknown"
+    if changed:
+        found += "-dirty"
+    return found
 
 
 def output(command: list[str]) -> str:
@@ -277,4 +280,7 @@ def three(x: float) -> str:
 
 
 def milliseconds(seconds: dict[str, float]) -> str:
-    return f"{1e3 * seconds['min']:,.{0 if seconds['min'] >= 0.1 else 1}f}"
+    least = seconds["min"]
+    if least >= 0.1:
+        return f"{1e3 * least:,.0f}"
+    return f"{1e3 * least:,.1f}"

@@ -228,7 +228,10 @@ def jax_plan(x: Any, y: Any, reg: float, reg_m: float) -> Any:
     import jax.numpy as jnp
 
     n = len(x)
-    fi = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg)
+    if np.isinf(reg_m):
+        fi = 1.0
+    else:
+        fi = reg_m / (reg_m + reg)
     logs = ((x[:, None] - y[None]) ** 2).sum(-1) / -reg - 2 * np.log(n)
 
     def iterate(f: Any, g: Any) -> tuple[Any, Any]:

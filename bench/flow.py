@@ -122,11 +122,19 @@ def run(args: Any) -> dict[str, Any]:
 
     torch.manual_seed(0)
     rows = []
-    for n in BATCHES[: 1 if args.quick else None]:
-        for shape in NETWORKS[: 1 if args.quick else None]:
+    if args.quick:
+        batches = BATCHES[:1]
+        networks = NETWORKS[:1]
+        rounds = 2
+    else:
+        batches = BATCHES
+        networks = NETWORKS
+        rounds = ROUNDS
+    for n in batches:
+        for shape in networks:
             calls = {name: training(n, *shape, pairs) for name, pairs in PAIRS.items()}
             times: dict[str, list[float]] = {name: [] for name in calls}
-            for turn in range(1 + (2 if args.quick else ROUNDS)):
+            for turn in range(1 + rounds):
                 for name, call in calls.items():
                     begun = time.perf_counter()
                     call()

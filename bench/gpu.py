@@ -81,7 +81,8 @@ def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
     """Return the workspace of a problem as it is solved; by the method of the paper, as it is given."""
     import cupy as cp
 
-    m, n = (m, n) if in_place else laid(m, n)
+    if not in_place:
+        m, n = laid(m, n)
     return endless(cp.random.default_rng(0).random((m, n), dtype=np.float32), precision, in_place=in_place, gpu=True)
 
 

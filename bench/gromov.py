@@ -144,7 +144,10 @@ def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     if gpu and (why := missing()):
         return {"skipped": why}
-    sizes = GPU_SIZES if gpu else SIZES
+    if gpu:
+        sizes = GPU_SIZES
+    else:
+        sizes = SIZES
     if args.size or args.quick:
         sizes = (args.size or 300,)
     rows = []
@@ -165,7 +168,10 @@ def run(args: Any) -> dict[str, Any]:
             row[f"OTT, balanced, rank {RANK}"] = measured(f"gromov.ott({n}, {RANK})", most)
         rows.append(row)
         print(json.dumps(row), flush=True)
-    return {"rows": rows, "reg": REG, "rho": RHO} | ({"device": device_name()} if gpu else {})
+    data = {"rows": rows, "reg": REG, "rho": RHO}
+    if gpu:
+        data["device"] = device_name()
+    return data
 
 
 @common.each

@@ -152,7 +152,10 @@ def timed(call: Callable[[], Any], gpu: bool, compiles: bool = False) -> tuple[f
 
     ``compiles``: the first call may compile kernels for its shape, and does not count.
     """
-    clock = wall if gpu else common.sample
+    if gpu:
+        clock = wall
+    else:
+        clock = common.sample
     answer = None
 
     def keep() -> None:
@@ -162,7 +165,9 @@ def timed(call: Callable[[], Any], gpu: bool, compiles: bool = False) -> tuple[f
     if compiles:
         keep()
     first = clock(keep)
-    return (first if first > LONGEST else min(clock(call) for _ in range(3))), answer
+    if first > LONGEST:
+        return first, answer
+    return min(clock(call) for _ in range(3)), answer
 
 
 def measured(
@@ -184,7 +189,10 @@ def measured(
         else:
             call = partial(mapuot.solve_batch, C if gpu else M, **known)
         seconds, found = timed(call, gpu, compiles=gpu)
-        results = [found] if p == 1 else list(found)
+        if p == 1:
+            results = [found]
+        else:
+            results = list(found)
         told = {"seconds": seconds, "bound": max(x.error_bound for x in results), "how": results[0].how}
         told |= {"passes": max(x.n_passes for x in results), "converged": all(x.converged for x in results)}
         row[f"mapuot {common.short(tol)}"] = told
@@ -214,7 +222,10 @@ def run(args: Any) -> dict[str, Any]:
         cases = CPU_CASES
     if args.size:
         cases = tuple(case for case in cases if case[1] == args.size)
-    end = time.perf_counter() + SECONDS if gpu else np.inf
+    if gpu:
+        end = time.perf_counter() + SECONDS
+    else:
+        end = np.inf
     rows = []
     with common.blas_threads(args.threads):
         for case in QUICK_CASES:

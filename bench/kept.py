@@ -110,7 +110,10 @@ def run(args: Any) -> dict[str, Any]:
     rows = []
     n = args.size or 700
     warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-    dimensions = (1, 2, 3, 10) if n < MANY else (3,)
+    if n < MANY:
+        dimensions = (1, 2, 3, 10)
+    else:
+        dimensions = (3,)
     if args.quick:
         dimensions = (2,)
     for d, clustered in product(dimensions, (False, True)):

@@ -57,7 +57,10 @@ class Case:
             limits.lam_rate, limits.mu_rate = self.rates
         else:
             limits.lam_rate, limits.mu_rate = (0.0, 0.0)
-        limits.anderson_depth = 5 if on else 0
+        if on:
+            limits.anderson_depth = 5
+        else:
+            limits.anderson_depth = 0
         progress.have, progress.head, progress.depth, progress.extrapolated = 0, 0, 0, 0
 
     def row_pass(self, pool: Any) -> None:

@@ -142,7 +142,9 @@ def row(
     found = call()
     made = {"who": who, "seconds": time.perf_counter() - begun, "MiB": (common.status("VmHWM") - before) / 2**20}
     if isinstance(found, mapuot.Result):
-        made |= {"bound": found.error_bound, "kept": found.skipped.kept.share if found.skipped else 1.0}
+        made |= {"bound": found.error_bound, "kept": 1.0}
+        if found.skipped:
+            made["kept"] = found.skipped.kept.share
     return made | {"iterations": found.n_passes, **missed(found)}
 
 
@@ -223,7 +225,10 @@ def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
             call = functools.partial(flash, *cloud, reg, rho, iterations, allow_tf32=tf32)
             last = row("flash-sinkhorn", call, missed)
         tries.append({"TF32": tf32, "reached": last["error"] <= PLAN_ERROR, **last})
-    return {"n": n, "reg": reg, "rho": rho, **ours} | ({"flash": tries} if tries else {})
+    found = {"n": n, "reg": reg, "rho": rho, **ours}
+    if tries:
+        found["flash"] = tries
+    return found
 
 
 # ---- large clouds

@@ -54,9 +54,11 @@ def case(n: int, blur: float, reach: float | None, budget: float) -> dict[str, A
 def run(args: Any) -> dict[str, Any]:
     if args.quick:
         n = 60
+        budget = 0.2
     else:
         n = args.size or SIZE
-    return {"n": n, "cases": [case(n, *one, 0.2 if args.quick else 2.0) for one in CASES]}
+        budget = 2.0
+    return {"n": n, "cases": [case(n, *one, budget) for one in CASES]}
 
 
 tables = brief.scalings

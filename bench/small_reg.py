@@ -78,7 +78,10 @@ def both(sizes: int, device: str, before: Path) -> list[dict[str, Any]]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    sizes = 1 if args.quick else len(SIZES)
+    if args.quick:
+        sizes = 1
+    else:
+        sizes = len(SIZES)
     device = args.device
     if args.before:
         rows = both(sizes, device, args.before)

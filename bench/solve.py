@@ -76,7 +76,10 @@ def run(args: Any) -> dict[str, Any]:
         sizes = SIZES
     cases = [(n, reg, rho) for n in (*(() if gpu else SMALL), *sizes) for reg in REGS for rho in RHOS]
     peers.pot_default((*problems.make("a", 9, 9, seed=3), 1.0, 1.0))  # its import takes seconds
-    budget = 0.3 if args.quick else 1.0
+    if args.quick:
+        budget = 0.3
+    else:
+        budget = 1.0
     with common.blas_threads(args.threads):
         rows = [time_case(*case, args.threads, budget, gpu) for case in tqdm(cases, file=sys.stderr)]
     means = {}

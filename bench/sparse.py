@@ -92,10 +92,13 @@ def cpu_passes(S: Any, dense: Any, threads: int) -> tuple[dict[str, float], dict
     """Return (seconds of a row pass, bytes of K and indices) by storage, beside SciPy's and the dense pass."""
     made = {name: endless(S, stored, threads=threads) for name, stored in STORED.items()}
     calls = {name: row_pass(workspace) for name, workspace in made.items()} | {"SciPy": products(S)}
-    calls |= {"dense mixed": row_pass(dense)} if dense else {}
+    if dense:
+        calls["dense mixed"] = row_pass(dense)
     seconds = {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
     held = {name: w.operator.K.nbytes + 4 * S.nnz + 8 * S.shape[0] for name, w in made.items()}
-    return seconds, held | ({"dense mixed": dense.operator.K.nbytes} if dense else {})
+    if dense:
+        held["dense mixed"] = dense.operator.K.nbytes
+    return seconds, held
 
 
 def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str, int]]:

@@ -130,7 +130,10 @@ def measured(call: Callable[[], Any], repeat: int = 2) -> tuple[Any, float]:
 def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
     C, masses, points, scale = array_problem(n, rho)
     C = xp.asarray(C)
-    repeat = 2 if xp is np else 5
+    if xp is np:
+        repeat = 2
+    else:
+        repeat = 5
     solve = functools.partial(mapuot.multimarginal, C, masses, reg=reg, reg_m=rho, threads=threads)
     ours, seconds = measured(functools.partial(solve, tol=TOL), repeat)
     row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "reads": ours.n_passes, "error": ours.error_bound}

@@ -138,13 +138,19 @@ def of_moscot(n: int) -> list[Row]:
 
 def run(args: Any) -> dict[str, Any]:
     found = []
+    if args.quick:
+        divisor = 8
+        budget = 0.2
+    else:
+        divisor = 1
+        budget = 2.0
     for make, n in ((of_pot, 256), (of_geomloss, 1000), (of_wot, 500), (of_moscot, 1000)):
         try:
-            rows = make(n // 8 if args.quick else n)
+            rows = make(n // divisor)
         except ImportError as missing:
             found.append({"call": make.__name__.replace("_", " "), "skipped": str(missing)})
             continue
-        found += [timed(*row, 0.2 if args.quick else 2.0) for row in rows]
+        found += [timed(*row, budget) for row in rows]
     return {"threads": args.threads, "words": found}
 
 

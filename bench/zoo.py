@@ -316,4 +316,6 @@ def exceptions(rows: list[dict[str, Any]], name: str, most: float) -> str:
 
 
 def told(way: dict[str, Any]) -> str:
-    return f"{'' if way['status'] == 'converged' else '> '}{way['passes']}"
+    if way["status"] == "converged":
+        return str(way["passes"])
+    return f"> {way['passes']}"

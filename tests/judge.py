@@ -71,7 +71,10 @@ def claim_of(result: Any) -> Claim:
         last = float(result.trace[-1].dual)
     else:
         last = None
-    kept = plan > 0 if result.skipped is not None else None
+    if result.skipped is not None:
+        kept = plan > 0
+    else:
+        kept = None
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
         how=str(result.how), constant=result.problem.constant, own_logs=result.own_logs,
@@ -90,7 +93,10 @@ def claim_over_ranks(result: Any, rank: int) -> Claim | None:
         plan = plan.toarray()
     else:
         plan = host(plan)
-    kept = plan > 0 if result.skipped is not None else None
+    if result.skipped is not None:
+        kept = plan > 0
+    else:
+        kept = None
     own = own_u, result.own_logs[1]
     return replace(claim_of(result), plan=plan, log_u=log_u, row_marginal=row_marginal, kept=kept, own_logs=own)
 
@@ -178,7 +184,8 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None, translation:
     with np.errstate(all="ignore"):
         P = plan_of(problem, log_u, log_v)
         reg = LONG(problem.reg)
-        P = P if kept is None else np.where(kept, P, 0)
+        if kept is not None:
+            P = np.where(kept, P, 0)
         mass = P.sum()
         c = reference_measure(problem)
         primal = dual = reg * (c.sum() - mass)
@@ -214,7 +221,10 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None, translation:
             stiff += (finite_rho * (r * r + t * t if kind == "l2" else r + t)).sum()
             hard += missed(kind, r, t, rho).sum()
             priced += (np.abs(np.where(np.isfinite(whole), whole, 0)) * missed(kind, r, t, rho)).sum()
-    violation = float(hard / mass) if mass > 0 else 0.0
+    if mass > 0:
+        violation = float(hard / mass)
+    else:
+        violation = 0.0
     return Measure(P, *map(float, (primal, dual, scale, steep, stiff, exponent)), violation, float(priced))
 
 
@@ -266,7 +276,10 @@ def finite_failures(claim: Claim, options: dict[str, Any]) -> list[Failure]:
         value = getattr(claim, name)
         if value is None:
             continue
-        kind = "nan" if claim.converged else "failed with nan"
+        if claim.converged:
+            kind = "nan"
+        else:
+            kind = "failed with nan"
         if np.isnan(value).any():
             found.append(Failure(kind, 1.0, f"{name} holds NaN ({claim.status})"))
         elif claim.converged and not name.startswith("log") and name not in infinite and not np.isfinite(value).all():

@@ -29,7 +29,10 @@ def edges_of(shape, count, rng):
 def array_of(costs, sizes):
     total = np.zeros(sizes)
     for (i, j), M in costs.items():
-        ordered = np.asarray(M) if i < j else np.asarray(M).T
+        if i < j:
+            ordered = np.asarray(M)
+        else:
+            ordered = np.asarray(M).T
         total = total + ordered.reshape([n if k in (i, j) else 1 for k, n in enumerate(sizes)])
     return total
 

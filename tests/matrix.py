@@ -117,7 +117,10 @@ def points(case, dtype, metric="sqeuclidean", form=None):
 
 def distances(x, y, metric="sqeuclidean", weights=None):
     """Return the costs by SciPy, written out where it has none."""
-    w = np.ones(x.shape[1]) if weights is None else weights
+    if weights is None:
+        w = np.ones(x.shape[1])
+    else:
+        w = weights
     if metric == "inner":
         return -(x * w) @ y.T
     if metric != "wfr":

@@ -85,7 +85,10 @@ def library(quad: bool) -> Any:
         CACHE.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             built = Path(folder, "oracle.so")
-            flags = ["-DQUAD", "-lquadmath"] if quad else []
+            if quad:
+                flags = ["-DQUAD", "-lquadmath"]
+            else:
+                flags = []
             words = [command, "-std=gnu11", "-O2", "-shared", "-fPIC", "-o", built, SOURCE, *flags, "-lm"]
             if subprocess.run(words, check=not quad, capture_output=quad).returncode:
                 return None
@@ -130,7 +133,10 @@ def call(problem: Any, start: Any, quad: bool) -> Answer | None:
     unit = 1e-19 if not quad else 1e-33
     exponent = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in (log_u, log_v, M / problem.reg))
     error = 2 * step + 8 * unit * (8 + exponent) + 1e-18  # the rounding of exponents, and of the plan in long double
-    kl = gap / problem.reg / mass if mass > 0 else 0.0
+    if mass > 0:
+        kl = gap / problem.reg / mass
+    else:
+        kl = 0.0
     return Answer(log_u, log_v, plan, primal, dual, gap, error, violation, scale, mass, kl)
 
 

@@ -96,7 +96,10 @@ def test_no_circle():
 
 def height(module):
     """Return the floor of a module: 0 for the lowest modules, then the rooms, the doors, and the package."""
-    room = module.split(".")[1] if "." in module else None
+    if "." in module:
+        room = module.split(".")[1]
+    else:
+        room = None
     if room is None or module.startswith(DOORS):
         return len(ROOMS) + 1 + (room is None)
     return next((k for k, names in enumerate(ROOMS, 1) if room in names.split()), 0)

@@ -21,9 +21,9 @@ LIMITS = {
     "mapuot/ranks": (0.5, 11),
     "mapuot/route": (1, 15),
     "mapuot/spaces": (0.5, 16),
-    "tests": (1, 17.5),
+    "tests": (1, 15),
     "src_cuda": (0.5, 12),
-    "bench": (0.5, 22),
+    "bench": (0.5, 15),
 }
 
 

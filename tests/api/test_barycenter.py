@@ -35,7 +35,10 @@ def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
     """Return q, log u and log v after so many iterations, by sums of logarithms; log K is -inf for forbidden pairs."""
     if weights is None:
         weights = np.full(A.shape[1], 1 / A.shape[1])
-    fi = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg)
+    if np.isinf(reg_m):
+        fi = 1.0
+    else:
+        fi = reg_m / (reg_m + reg)
     v = np.full(A.shape, log_v)
     with np.errstate(divide="ignore", invalid="ignore"):
         for _ in range(count):
@@ -131,7 +134,8 @@ def test_the_value_of_a_debiased_mean_is_bounded(reg_m, form):
     reg = 0.01
     rng = np.random.default_rng(0)
     A *= 1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [1.5]])
-    M = M if form == "array" else banded(20, 20, 2)
+    if form != "array":
+        M = banded(20, 20, 2)
 
     def value(q):
         costs = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=reg, reg_m=reg_m, reference="uniform", tol=1e-10).dual
@@ -518,7 +522,10 @@ def test_barycenter_is_optimal(reg_m, debiased, form):
     rng = np.random.default_rng(0)
     M = S.toarray() if form == "array" else S
     A = rng.uniform(0.2, 1, (2, parts, 12 // parts))
-    masses = [[[1.0]]] if parts == 1 else [[[0.4], [1.1]]]
+    if parts == 1:
+        masses = [[[1.0]]]
+    else:
+        masses = [[[0.4], [1.1]]]
     A = (A / A.sum(2, keepdims=True) * masses if np.isinf(reg_m) else A).reshape(2, 12)
     found = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, weights=[0.3, 0.7], debiased=debiased, tol=1e-9,
                               tol_change=1e-12, max_passes=10_000)  # fmt: skip

@@ -322,7 +322,10 @@ def test_each_problem_may_have_its_own_reg_and_reg_m(kind, own):
         A[2, ::3] = 0
         A[2] /= A[2].sum()
         M = M[0] if kind == "one cost" else M
-        costs = [M] * p if kind == "one cost" else [*M]
+        if kind == "one cost":
+            costs = [M] * p
+        else:
+            costs = [*M]
     result = solve_batch(M, A, B, reg=regs, reg_m=reg_m)
     assert result.converged.all()
     again = solve_batch(M, A, B, reg=regs * 1.1, reg_m=reg_m, warm_start=result)

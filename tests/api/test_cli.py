@@ -168,7 +168,10 @@ def test_tables_with_names(case, form, suffix):
     if suffix == ".txt" and form not in ("plain", "columns", "comment"):
         pytest.skip("white space cannot stand for an empty name")
     text = "\n".join(between.join(line) for line in lines) + "\n"
-    opened = gzip.open if suffix.endswith(".gz") else open
+    if suffix.endswith(".gz"):
+        opened = gzip.open
+    else:
+        opened = open
     with opened(f"M{suffix}", "wt", encoding="utf-8") as file:
         file.write(text)
     np.testing.assert_array_equal(np.asarray(files.open_matrix(f"M{suffix}")), M)

@@ -130,7 +130,10 @@ def test_batches_with_own_numbers(name):
     found = mapuot.solve_batch(form(costs), A, B, **options)
     for i, one in enumerate(found):
         own = float(np.broadcast_to(reg, 3)[i])
-        rho = reg_m if reg_m is not MIXED else float(MIXED[i])
+        if reg_m is not MIXED:
+            rho = reg_m
+        else:
+            rho = float(MIXED[i])
         alone = mapuot.solve(costs[i], A[i], B[i], reg=own, reg_m=rho, tol=1e-8)
         assert one.converged
         assert alone.converged

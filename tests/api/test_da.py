@@ -27,7 +27,10 @@ def domains(m=14, n=11, seed=0):
 def fitted_pair(labels=False, **parameters):
     xs, ys, xt, yt = domains()
     same = {"reg_e": 1.0, "reg_m": 2.0, "method": "sinkhorn", "max_iter": 300, "tol": 1e-12} | parameters
-    known = {"ys": ys, "yt": yt} if labels else {}
+    if labels:
+        known = {"ys": ys, "yt": yt}
+    else:
+        known = {}
     ours = UnbalancedSinkhornTransport(**same).fit(xs, Xt=xt, **known)
     return ours, ot.da.UnbalancedSinkhornTransport(**same).fit(Xs=xs, Xt=xt, **known)
 

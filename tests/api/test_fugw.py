@@ -104,12 +104,18 @@ def test_messages_have_the_names_of_the_estimator(model, given, match):
 def test_an_independent_entropy_is_that_of_co_optimal_transport(fused):
     ot = pytest.importorskip("ot")
     f, g, D, E, a, b = data()
-    F = cdist(f.T, g.T, "sqeuclidean") if fused else None
+    if fused:
+        F = cdist(f.T, g.T, "sqeuclidean")
+    else:
+        F = None
     alpha = 0.5 if fused else 1.0
     model = FUGW(alpha=alpha, rho=(3.0, 2.0), eps=0.05, reg_mode="independent", options={
         "init": "independent", "tol": 1e-5, "inner_tol": 1e-10, "max_iter": 500,
     })  # fmt: skip
-    features = {"source_features": f, "target_features": g} if fused else {}
+    if fused:
+        features = {"source_features": f, "target_features": g}
+    else:
+        features = {}
     model.fit(source_geometry=D, target_geometry=E, source_weights=a, target_weights=b, **features)
     half = None if F is None else F / 2
     plan, _ = ot.gromov.fused_unbalanced_across_spaces_divergence(

@@ -37,7 +37,10 @@ def test_unbalanced_is_what_pot_finds(given_plan):
         A, B, a, b, reg_marginals=(300.0, 200.0), epsilon=20.0, unbalanced_solver="sinkhorn_log", init_pi=init,
         max_iter=500, tol=1e-10, max_iter_ot=5000, tol_ot=1e-12, log=True,
     )  # fmt: skip
-    start = "independent" if init is None else init
+    if init is None:
+        start = "independent"
+    else:
+        start = init
     found = mapuot.gromov(x, y, a, b, reg=20.0, reg_m=(300.0, 200.0), init=start, **SETTLED)
     assert found.settled
     assert found.converged
@@ -237,7 +240,10 @@ def test_distances_are_symmetric_but_for_their_rounding(kind):
 def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
     x, y, A, B, a, b = spaces()
     F = np.random.default_rng(2).random((24, 20))
-    X, Y = (x, y) if metric == "sqeuclidean" else (A, B)
+    if metric == "sqeuclidean":
+        X, Y = (x, y)
+    else:
+        X, Y = (A, B)
     found = mapuot.gromov(X, Y, 3 * a, b, reg=0.05, reg_m=(1.0, 2.0), scale_cost=how, metric=metric, features=F)
     C = 0.5 * np.einsum("ijkl,k,l", (A[:, None, :, None] - B[None, :, None, :]) ** 2, a, b) + 0.25 * F
     scale = {"median": np.median, "mean": np.mean, "max": np.max}[how](C)
@@ -353,7 +359,10 @@ def test_without_entropy_a_shuffled_copy_is_matched_from_the_independent_plan(se
 def test_symmetric_spaces_do_not_end_at_a_saddle(metric):
     """Points on a line and their mirror images have the same distances: steps from a b^T match both with both."""
     x = np.array([-3.0, -2.0, -0.5, 0.5, 2.0, 3.0])[:, None]
-    X = x if metric == "sqeuclidean" else cdist(x, x)
+    if metric == "sqeuclidean":
+        X = x
+    else:
+        X = cdist(x, x)
     given = {"reg": 0.3, "reg_m": math.inf, "metric": metric}
     found = mapuot.gromov(X, X, init="independent", **given)
     best = mapuot.gromov(X, X, init=np.eye(6), **given)

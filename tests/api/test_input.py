@@ -169,7 +169,10 @@ def test_scaled_masses_have_no_unit(form, backend):
     unit = np.sqrt(1e6 if a is None else 1e12)
     assert other.scale_mass == pytest.approx(unit * one.scale_mass, rel=1e-12)
     assert one.problem.rows.mass * one.problem.cols.mass == pytest.approx(1, rel=1e-12)
-    whole = np.full(6, 1 / 6) if a is None else np.ravel(a)
+    if a is None:
+        whole = np.full(6, 1 / 6)
+    else:
+        whole = np.ravel(a)
     np.testing.assert_allclose(one.problem.rows.weight * one.scale_mass, whole, rtol=1e-12)
     both = mapuot.solve(M, a, b, scale_cost="max", **given)
     assert both.scale_mass == one.scale_mass

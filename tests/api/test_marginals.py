@@ -126,7 +126,8 @@ def test_memory_is_that_of_the_pairs(shape, count, n, reg, most):
     else:
         axes = ()
         options = {"tol": 1e-2}
-    axes = (0, 1) if shape == "stored pairs" else axes
+    if shape == "stored pairs":
+        axes = (0, 1)
     result, peak = solved_in(costs, masses, *axes, reg=reg, reg_m=1.0, threads=1, **options)
     assert peak < most
     assert "larger reg" in result.how or reg > 1e-3

@@ -62,7 +62,10 @@ def test_costs_formed_as_products_are_within_their_rounding(metric, weights, far
     """Costs match 80-bit sums of the core's coordinates in many dimensions; differences serve where products cancel."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(50, 60)) * 10 ** rng.uniform(-2, 2, 60) + far
-    y = x if one else rng.normal(size=(70, 60)) + far
+    if one:
+        y = x
+    else:
+        y = rng.normal(size=(70, 60)) + far
     cloud = mapuot.PointCloud(x, y, metric, 0.7, rng.random(60) if weights else None)._cost
     M, rounding = cpu.formed(cloud)
     wide = cloud.rows.astype(np.longdouble)

@@ -46,7 +46,11 @@ def test_named_methods_are_nearer_than_pots(reg_m, reference, count):
         plan, log = pot.sinkhorn_unbalanced(method=method, **call)
         theirs, their_log = ot.sinkhorn_unbalanced(method="sinkhorn", **call)
         assert list(log) == list(their_log)
-        little = 1e-7 if np.isinf(reg_m).any() else 1e-10  # a plan may be right long before its scalings stand still
+        # a plan may be right long before its scalings stand still
+        if np.isinf(reg_m).any():
+            little = 1e-7
+        else:
+            little = 1e-10
         errors = [np.abs(found - exact.plan).sum() for found in (plan, theirs)]
         assert errors[0] <= max(errors[1], little * exact.mass)
         assert log["err"][-1] <= 1e-6
@@ -165,7 +169,10 @@ def test_what_pot_warns_of(odd, meant, text):
 def test_several_targets_are_solved_each(method, kind):
     a, b, M, c = arrays()
     B = np.stack([b, 2 * b[::-1], np.where(b > 0.6, b, 0)], axis=1)
-    rest = {"c": c} if kind == "c" else {"reg_type": kind}
+    if kind == "c":
+        rest = {"c": c}
+    else:
+        rest = {"reg_type": kind}
     for cost in ("linear", "total"):
         many, log = pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, method, returnCost=cost, log=True, **rest)
         each = [pot.sinkhorn_unbalanced2(a, x, M, REG, 1.0, method, returnCost=cost, **rest) for x in B.T]

@@ -46,7 +46,10 @@ def test_balanced(fused):
         name = "entropic_fused_gromov_wasserstein"
     else:
         name = "entropic_gromov_wasserstein"
-    args = (M, C, D, P, Q) if fused else (C, D, P, Q)
+    if fused:
+        args = (M, C, D, P, Q)
+    else:
+        args = (C, D, P, Q)
     given = {"epsilon": 0.8, "G0": np.outer(P, Q)} | ({"alpha": 0.3} if fused else {})
     theirs, log = getattr(ot.gromov, name)(*args, log=True, max_iter=3000, tol=1e-12, **given)
     plan, told = getattr(pot, name)(*args, log=True, **given)

@@ -121,7 +121,9 @@ def samples_loss(given=None, **named):
     torch = pytest.importorskip("torch")
     loss = mapuot.torch.SamplesLoss(**named)
     tensors = torch.ones(4) / 4, torch.ones(4, 2), torch.ones(5) / 5, torch.ones(5, 2)
-    return loss(*given(*tensors)) if given else loss
+    if given:
+        return loss(*given(*tensors))
+    return loss
 
 
 def jax_loss(**named):
@@ -651,7 +653,8 @@ ROWS = [
 def test_refused(name, error, changes, words):
     function, good, _ = FUNCTIONS[name]
     argument, text = words
-    text = argument + text if text[0] in " [" else text
+    if text[0] in " [":
+        text = argument + text
     with pytest.raises(error, match=re.escape(text)) as told:
         function(**good | changes)
     assert len(str(told.value)) < 300

@@ -153,7 +153,10 @@ def test_a_batch_is_its_problems(each):
     A = rng.random((4, 30)) + 0.1
     B = rng.random((4, 24)) + 0.1
     weights = np.array([1.0, -2.0, 0.5, 3.0])
-    data = rng.random((4, S.nnz)) if each else [S.data] * 4
+    if each:
+        data = rng.random((4, S.nnz))
+    else:
+        data = [S.data] * 4
     matrices = [sparse.csr_array((x, S.indices, S.indptr), shape=S.shape) for x in data]
     batch = mapuot.solve_batch(matrices if each else S, A, B, reg=0.1, reg_m=0.7, tol=1e-9)
     plans = []

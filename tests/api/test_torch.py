@@ -347,7 +347,10 @@ def test_the_gradient_is_a_csr_tensor():
         assert torch.equal(M.grad.col_indices(), M.col_indices())
         assert_allclose(value.item(), wanted.item(), rtol=tol)
         for x, y in zip((M, a, b), dense, strict=True):
-            slope = x.grad.to_dense() if x is M else x.grad
+            if x is M:
+                slope = x.grad.to_dense()
+            else:
+                slope = x.grad
             assert_allclose(slope, torch.nan_to_num(y.grad), rtol=100 * tol, atol=tol)
 
 

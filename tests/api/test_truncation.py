@@ -38,7 +38,10 @@ def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metri
     else:
         options["warm_start"] = (want.log_u + near, want.log_v - 2 * near)
     got = mapuot.solve(cloud, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=tol, **options)
-    share = got.skipped.kept.share if got.skipped else 1.0
+    if got.skipped:
+        share = got.skipped.kept.share
+    else:
+        share = 1.0
     assert share <= least
     off = np.abs(got.plan - want.plan).sum()
     penalties = {got.problem.rows.penalty, got.problem.cols.penalty}
@@ -116,7 +119,10 @@ def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others(backen
 def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
     x, y, a, b = clouds(150, 130, 3)
     y += far / 1000
-    reg = 1e-3 if metric == "sqeuclidean" else 0.02
+    if metric == "sqeuclidean":
+        reg = 1e-3
+    else:
+        reg = 0.02
     problem = Problem.from_arrays(mapuot.PointCloud(x, y, metric, truncate=2.0), a, b, reg, 1.0, "kl", "product", cpu)
     task = in_boxes(problem, False, 16)[0]
     rng = np.random.default_rng(3)

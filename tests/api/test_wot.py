@@ -48,7 +48,10 @@ def test_the_coupling_is_wots(growth):
     model = OTModel(X, days=days, growth=rate, tol=1e-10)
     C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
     C /= np.median(C)
-    G = np.ones(40) if rate is None else rate[days == 0]
+    if rate is None:
+        G = np.ones(40)
+    else:
+        G = rate[days == 0]
     np.testing.assert_allclose(model.coupling(0, 1).result.plan, by_scaling(C, G, 0.05, 1.0, 50.0), atol=1e-9)
 
 

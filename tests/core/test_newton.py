@@ -137,7 +137,10 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         if kind == "soft rows":  # all columns ask for more, or for less
             b *= np.exp(2 * apart * (-1) ** seed)
         rho = np.full(12, 0.7 if kind == "soft columns" else np.inf)
-        rho[::3] = 0.4 if "soft columns" in kind else np.inf
+        if "soft columns" in kind:
+            rho[::3] = 0.4
+        else:
+            rho[::3] = np.inf
         if symmetric:
             P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
         verdict, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
@@ -373,7 +376,10 @@ def test_steps_over_a_float32_kernel_are_in_float64(seed):
     a = rng.dirichlet(np.ones(m))
     b = rng.dirichlet(np.ones(n))
     reg = 10 ** rng.uniform(-2.5, -0.5)
-    rho = np.inf if seed % 2 else 10 ** rng.uniform(-1, 2)
+    if seed % 2:
+        rho = np.inf
+    else:
+        rho = 10 ** rng.uniform(-1, 2)
     given = {"reg": reg, "reg_m": (rho, np.inf)}
     found = mapuot.solve(M, a, b, precision="mixed", tol=10 ** rng.uniform(-7, -3), **given)
     exact = mapuot.solve(M, a, b, precision="float64", tol=1e-12, **given)

@@ -114,7 +114,10 @@ def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
     if case == "masses":
         a = 1e-300 * a
         b = 1e-300 * b
-    cure = "masses are near the least number of float64" if case == "masses" else "raise reg"
+    if case == "masses":
+        cure = "masses are near the least number of float64"
+    else:
+        cure = "raise reg"
     with pytest.warns(mapuot.ConvergenceWarning, match=rf"underflow.*{cure}"):
         result = mapuot.solve(M, a, b, reg=1.0, reg_m=0.1, method=method, backend=backend)
     assert result.status == "underflow"

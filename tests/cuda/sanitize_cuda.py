@@ -91,7 +91,10 @@ if __name__ == "__main__":
     corrected()
     cuda_launch.MAX_SLOTS, cuda_launch.RING_BYTES = 4, 0
     for n in COLUMNS:
-        DEVICE_LAUNCHES.most_blocks = 2 if n <= 8192 else 8
+        if n <= 8192:
+            DEVICE_LAUNCHES.most_blocks = 2
+        else:
+            DEVICE_LAUNCHES.most_blocks = 8
         if n > 8192 and "racecheck" in switches():
             break  # it does not follow writes between the blocks of a cluster
         for narrow in (True, False):

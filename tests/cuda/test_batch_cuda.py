@@ -143,7 +143,10 @@ def test_clouds_on_the_device_stay_there(d, sizes, monkeypatch):
     for with_self in (False, True):
         right = solve_batch(PointCloud(x, None if with_self else y), a, a if with_self else b, **known)
         cloud = PointCloud(there[0], None if with_self else there[1])
-        masses = there[2:3] * 2 if with_self else there[2:]
+        if with_self:
+            masses = there[2:3] * 2
+        else:
+            masses = there[2:]
         with monkeypatch.context() as patch:
             patch.setattr("mapuot.problem.clouds.Clouds.at_home", property(lambda self: pytest.fail("on the host")))
             found = solve_batch(cloud, *masses, **known)
@@ -260,7 +263,10 @@ def test_torch_losses_of_clouds_stay_on_the_device(sizes, debias):
     found = []
     for device in ("cpu", "cuda"):
         x_, y_, a_, b_ = ([torch.tensor(z, device=device, requires_grad=True) for z in side] for side in (x, y, a, b))
-        second = (b_[0], y_[0]) if len(y_) == 1 else (b_, y_)
+        if len(y_) == 1:
+            second = (b_[0], y_[0])
+        else:
+            second = (b_, y_)
         known = {"p": 2, "blur": 0.1, "reach": 0.5, "debias": debias, "tol": 1e-9}
         value = SamplesLoss(**known)(a_, x_, *second)
         grads = torch.autograd.grad(value.sum(), [*x_, *y_, *a_, *b_])
@@ -325,7 +331,10 @@ def test_own_reg_and_reg_m(kind, reg_m):
         M, A, B = batch_of((20, 31), 1.0, kind == "own costs")
         there = cp.asarray(M)
     else:
-        sizes = (150, 140) if kind == "large" else (12, 17)
+        if kind == "large":
+            sizes = (150, 140)
+        else:
+            sizes = (12, 17)
         x = [rng.normal(size=(sizes[0] - i, 3)) + 100 for i in range(p)]
         y = [rng.normal(size=(sizes[1] - 2 * i, 3)) + 100 for i in range(p)]
         if kind == "euclidean":
@@ -359,7 +368,10 @@ def test_chunks_of_smaller_clouds(own, reg_m, monkeypatch):
     monkeypatch.setattr(cuda_batch.DeviceBatches, "chunk_bytes", 1)
     rng = np.random.default_rng(0)
     x, y = ([rng.normal(size=(k, 2)) for k in sizes] for sizes in ((9, 12, 7), (11, 8, 14)))
-    reg = np.array([0.3, 0.4, 0.5]) if own else 0.3
+    if own:
+        reg = np.array([0.3, 0.4, 0.5])
+    else:
+        reg = 0.3
     found = solve_batch(PointCloud(x, y), reg=reg, reg_m=reg_m, backend="cuda", tol=1e-7)
     right = solve_batch(PointCloud(x, y), reg=reg, reg_m=reg_m, tol=1e-9)
     assert found.converged.all()

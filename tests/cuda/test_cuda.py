@@ -208,7 +208,10 @@ def test_corrected_solves_are_certified(path, precision, where, corrected):
     M, a, b = weighted(310, 520, 1, mass=1.2)
     a[7], b[11] = 0.0, 0.0
     exact = solve(M, a, b, reg=0.01, reg_m=1.0, backend="cpu", tol=1e-11, precision="float64")
-    given = cp.asarray(M) if where == "device" else M
+    if where == "device":
+        given = cp.asarray(M)
+    else:
+        given = M
     options = {"reg": 0.01, "reg_m": 1.0, "precision": precision}
     found = solve(given, a, b, backend="cuda", **options)
     order, first, label = (x.get() for x in corrected[0])
@@ -326,7 +329,10 @@ def test_numbers_fit_the_plan_where_scalings_are_clipped(many):
     """Costs far below 0 ask for more mass than float32 scalings hold: an answer before the end has its plan's mass."""
     M, a, b = cost(4, 5)
     call = {"reg": 0.4, "reg_m": 1.0, "precision": "mixed", "max_passes": 6, "backend": "cuda"}
-    found = solve_batch(M - 400, a[None], b[None], **call) if many else solve(M - 400, a, b, **call)
+    if many:
+        found = solve_batch(M - 400, a[None], b[None], **call)
+    else:
+        found = solve(M - 400, a, b, **call)
     plan, c = host((found[0] if many else found).plan), np.outer(a, b)
     np.testing.assert_allclose(found.mass, plan.sum(), rtol=1e-6)
     np.testing.assert_allclose(host(found.row_marginal).ravel(), plan.sum(1), rtol=1e-6)
@@ -346,7 +352,10 @@ def test_masses_beyond_float32(where, reference, mass):
     else:
         c = np.random.default_rng(0).random(M.shape) + 0.1
     call = {"reg": 0.1, "reg_m": 1.0, "reference": c}
-    given = cp.asarray(M) if where == "device" else M
+    if where == "device":
+        given = cp.asarray(M)
+    else:
+        given = M
     found = solve(given, mass * a, mass * b, precision="mixed", **call, backend="cuda")
     right = solve(M, mass * a, mass * b, **call, backend="cpu")
     assert found.converged
@@ -602,7 +611,10 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, sh
         symmetric = None
     else:
         symmetric = False
-    kept = calls.KEPT if symmetric is None else module.IDLE
+    if symmetric is None:
+        kept = calls.KEPT
+    else:
+        kept = module.IDLE
     most = module.MOST_IDLE
     scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
     costs = [(scale * M + k).astype((float, np.float32)[k % 2]) for k, scale in enumerate(scales)]
@@ -694,9 +706,15 @@ def test_no_more_memory_is_taken_than_counted(monkeypatch, using, place, shape, 
     module = import_module("mapuot.backends.cuda.workspace")
     monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
     rng = np.random.default_rng(0)
-    move = cp.asarray if place == "device" else np.asarray
+    if place == "device":
+        move = cp.asarray
+    else:
+        move = np.asarray
     M = move(rng.random(shape, dtype=np.float32))
-    c = "product" if large else move(rng.random(shape))
+    if large:
+        c = "product"
+    else:
+        c = move(rng.random(shape))
     with cp.cuda.using_allocator(pool.malloc):
         solve(M, reg=reg, reg_m=1.0, backend="cuda", reference=c, precision=precision, max_passes=4)
     assert counted[0] / 2 - (1 << 25 if large else 1 << 20) < pool.total_bytes() <= counted[0] + large * (1 << 22)

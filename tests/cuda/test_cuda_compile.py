@@ -68,7 +68,10 @@ def blocks(m, n, narrow, **more):
     """Compile a batch: only the column half spills registers, once a pass."""
     options = kernels.small_options((m, n), narrow)
     registers = 65536 // (16 * options["GROUPS"] * options["RESIDENT"])
-    name = "batch_narrow" if narrow else "batch_solve"
+    if narrow:
+        name = "batch_narrow"
+    else:
+        name = "batch_solve"
     limits = {name: (registers, 48 if narrow else 700)}
     return f"{name.replace('_solve', '')}.cu", {"COST": 1, **options, **more}, limits
 

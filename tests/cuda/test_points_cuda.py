@@ -180,7 +180,8 @@ def test_float32_passes_go_on_after_a_new_k(using):
     for put in (np.asarray, cp.asarray):
         cloud = mapuot.PointCloud(put(x), put(y), form=None)
         problem = Problem.from_arrays(cloud, put(a), put(b), 0.05, 1.0, "kl", "product", cuda)
-        problem = cuda.to_device(problem) if put is cp.asarray else problem
+        if put is cp.asarray:
+            problem = cuda.to_device(problem)
         with closing(cuda.workspace(problem, make_options("auto", "mixed", 1e-6, None, 1))) as workspace:
             workspace.absorb(np.zeros(33) if put is np.asarray else vectors.zeros(33))
             found = workspace.iterate(2)
@@ -422,7 +423,10 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
             found.append(launch.out[: launch.slabs[k] * (45, 70)[k]].get().reshape(launch.slabs[k], -1).sum(0))
 
     monkeypatch.setattr(launch, "launch", spy)
-    dtype = np.float64 if kind == "quick" else np.float32
+    if kind == "quick":
+        dtype = np.float64
+    else:
+        dtype = np.float32
     for i, j in [(0, 0), (7, 69), (44, 33), (20, 20), (31, 64)]:
         launch.weights = [cp.asarray(np.eye(1, 128, at, dtype=dtype)[0]) for at in (j, i)]
         launch.row_kernels()
@@ -599,7 +603,10 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
     """Runs of both sides are right over words that end within a run and behind it, and bounds."""
     x, y, a, b = clouds(300, 700, 2 if unit < 64 else 1)
     a[5:70] = 0.0
-    reg = 2e-4 if metric == "sqeuclidean" else 4e-3
+    if metric == "sqeuclidean":
+        reg = 2e-4
+    else:
+        reg = 4e-3
     problem = Problem.from_arrays(
         mapuot.PointCloud(x, y, metric, truncate=2.0, form=None), a, b, reg, 1.0, "kl", "product", cpu
     )

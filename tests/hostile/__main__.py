@@ -78,7 +78,10 @@ def lanes() -> list[Lane]:
     with contextlib.suppress(pytest.skip.Exception):
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for how in OVER_RANKS for count in (2, 3)
                   if launch.launcher()]  # fmt: skip
-    on_gpu = ("", 1.0) if has_gpu() else (" on cpu", 0.02)
+    if has_gpu():
+        on_gpu = ("", 1.0)
+    else:
+        on_gpu = (" on cpu", 0.02)
     there = ("cold", "warm", "batch", "path", "sparse", "points", "truncated", "kept", "self", "embeddings", "boxes",
              "own batch", "ragged")  # fmt: skip
     for how in there:
@@ -140,7 +143,9 @@ def main(words: list[str]) -> int:
 
     def in_time(*job: Any) -> list[dict[str, Any]]:
         left = args.seconds - (time.perf_counter() - begun)
-        return run(*job, seconds=left) if left > 0 else []
+        if left > 0:
+            return run(*job, seconds=left)
+        return []
 
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
         sizes = args.largest, args.sides, args.numbers

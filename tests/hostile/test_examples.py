@@ -109,7 +109,8 @@ def test_every_claim_is_true(how, name, backend):
         start = start[0]
     else:
         start = None
-    how = "warm" if start and how == "cold" else how
+    if start and how == "cold":
+        how = "warm"
     assert failures(Trial(how, (example,), {"max_passes": 3000, **options}, start), backend) == []
 
 

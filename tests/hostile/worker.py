@@ -101,7 +101,9 @@ def reason_of_stall(trial: Trial, is_lost: bool) -> str:
         return "stalled: float64"
     chosen = trial.options.get("method", "auto"), trial.options.get("precision", "auto")
     is_chosen = chosen[0] not in (None, "auto") or chosen[1] == "mixed" or trial.options.get("truncate") is not None
-    return "stalled: options" if is_chosen else "stalled"
+    if is_chosen:
+        return "stalled: options"
+    return "stalled"
 
 
 def late(*_: Any) -> None:

@@ -353,9 +353,15 @@ def case_one_bad_block(job):
     job.refused(ValueError, name + "M must not hold NaN", case.replace(M=spoil(case.M, np.nan)))
     job.refused(ValueError, name + "a must be >= 0", case.replace(a=spoil(case.a, -1.0)))
     job.refused(ValueError, name + "a must be finite", case.replace(a=spoil(case.a, np.inf)))
-    bad = case.M.astype(object) if last == RANK else case.M
+    if last == RANK:
+        bad = case.M.astype(object)
+    else:
+        bad = case.M
     job.refused(TypeError, name + "M must hold real numbers", case.replace(M=bad))
-    short = case.a[:-1] if last == RANK else case.a
+    if last == RANK:
+        short = case.a[:-1]
+    else:
+        short = case.a
     job.refused(ValueError, name + "a must have shape", case.replace(a=short))
     rho = spoil(np.ones(len(case.a)), -1.0)
     job.refused(ValueError, name + "reg_m[0] must be > 0", case.replace(reg_m=(rho, 1.0)))

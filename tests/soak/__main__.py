@@ -45,7 +45,10 @@ def main():
     first = None
     for number in (signal.SIGINT, signal.SIGTERM):  # the children of this process may have got it, too
         signal.signal(number, lambda *_: told.append(True))
-    kinds = [given.only] if given.only else [*KINDS]
+    if given.only:
+        kinds = [given.only]
+    else:
+        kinds = [*KINDS]
     order = np.random.default_rng(given.seed)
     begun = time.monotonic()
     seconds = 60 * given.minutes

@@ -351,7 +351,10 @@ class Device(Current):
     compute_capability = "90"
 
     def __init__(self, device=None):
-        self.id = Device.current if device is None else device
+        if device is None:
+            self.id = Device.current
+        else:
+            self.id = device
         self.pci_bus_id = f"bus {self.id}"
 
     def use(self):
