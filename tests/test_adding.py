@@ -18,7 +18,7 @@ if not PAGE.exists() or not (ROOT / "src_c").exists():
 WORDS = r"(?:(?!\n\n)[^`])*?"
 PLACE = re.compile(
     rf"^`(?P<file>[^`]+)`{WORDS}(?:,\sin `(?P<name>[^`]+)`)?{WORDS},\s"
-    rf"(?:{WORDS}(?P<how>before|after|instead of) `(?P<anchor>[^`]+)`|a new file|at the end):\n\n"
+    rf"(?:{WORDS}(?P<how>before|after|instead of) `(?P<anchor>[^`]+)`|(?P<new>a new file)|at the end):\n\n"
     r"(?P<code>(?: {4}.*\n|\n)+)",
     re.M,
 )
@@ -30,12 +30,12 @@ def additions(title):
     assert len(PLACE.findall(text)) == len(re.findall(r":\n\n {4}", text.partition("\n`")[2]))  # none is overlooked
     for found in PLACE.finditer(text):
         code = re.sub(r"^ {4}", "", found["code"].strip("\n"), flags=re.M)
-        yield found["file"], found["name"], found["how"], found["anchor"], code
+        yield found["file"], found["name"], found["how"] or found["new"], found["anchor"], code
 
 
 def put(text, name, how, anchor, code):
-    """Return the text with the code in place: at the end if ``how`` is None, else by the first anchor behind name."""
-    if how is None:
+    """Return the text with the code in place: at the end of a file, or by the first anchor behind name."""
+    if how in (None, "a new file"):
         if text:
             return f"{text.rstrip()}\n\n\n{code}\n"
         return f"{code}\n"
@@ -65,6 +65,7 @@ def copy(tmp_path):
         files = set()
         for file, name, how, anchor, code in additions(title):
             path = tmp_path / file
+            assert path.exists() == (how != "a new file"), file
             text = put(path.read_text() if path.exists() else "", name, how, anchor, code)
             path.write_text(text)
             files.add(file)
@@ -97,7 +98,7 @@ assert "{folder}" in mapuot.__file__
 rng = np.random.default_rng(0)
 A, B, a, b = rng.random((90, 3)), rng.random((70, 3)), rng.random(90), rng.random(70)
 case = Case(A @ B.T, a / a.sum(), 1.3 * b / b.sum(), 0.05, 1.0)
-cost = mapuot.LowRank(A, B)
+cost = mapuot.ThinProduct(A, B)
 for options in ({{}}, {{"precision": "float64", "tol": 1e-10}}, {{"backend": "reference"}}, {{"method": "map-uot"}}):
     result = mapuot.solve(cost, case.a, case.b, reg=0.05, reg_m=1.0, **options)
     assert result.converged, result
@@ -109,7 +110,7 @@ for options in ({{}}, {{"precision": "float64", "tol": 1e-10}}, {{"backend": "re
 
 def test_a_cost(copy):
     folder, files = copy("A cost")
-    assert files == {"mapuot/problem/low_rank.py", "mapuot/__init__.py"}
+    assert files == {"mapuot/problem/thin_product.py", "mapuot/__init__.py"}
     run(folder, COST.format(folder=folder))
 
 
