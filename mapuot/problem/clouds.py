@@ -350,9 +350,11 @@ class Clouds(Cost):
             places.append(Places(np.cumsum(count) - count, count))
         name = "sqeuclidean" if metric.unit else whole.metric  # unit vectors are no longer of length 1
         found = whole._other(AllPoints, metric=name, scale=whole.core[1], weights=None, x=parts[0])
-        # the difference, the root, the product
         found.y = parts[1]
-        found.rounded = 3
+        found.rounded = 3  # the difference, the root, the product
+        found.label = 0.0
+        if not metric.product:
+            found.misplaced = float(np.max(root)) * whole.displacement()
         found._set(*parts)
         return self._of(found, *places)
 

@@ -77,7 +77,8 @@ class PointCosts(Cost):
     unit = 0  # points of a box, if they are sorted into boxes
     label = 0.0  # the coordinate of a label
     before = 0  # index of the first row in the whole cloud
-    rounded = 0  # number of roundings of each coordinate since the caller gave it
+    rounded = 0  # number of roundings of each coordinate since points were scaled for one problem of a batch
+    misplaced = 0.0  # bound on the rounding of distances before that
     bits = 0  # number of trailing coordinates that encode labels, if unequal labels are forbidden
     apart = 0  # number of leading coordinates for addends, with product -1: (-r_i, 1) of a row, (1, -c_j) of a column
 
@@ -459,18 +460,7 @@ class PointCosts(Cost):
             if apart:
                 terms += np.abs(self.rows[:, 0]).max(**most) + np.abs(self.columns[1]).max(**most)
             return float((d + 10) * unit * (size * terms) + d * size * LEAST_NORMAL + math.ulp(0.0))
-        if metric.unit:
-            moved = (d + 6) * unit
-        elif self.weights is None:
-            moved = 4 * unit * self.label
-        else:
-            numeric = slice(0, d - self.bits)
-            points = self.rows[:, numeric], self.columns[numeric].T
-            sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
-            moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
-        if self.rounded:
-            far = sum(max(float(p.max()), -float(p.min())) for p in self.there or (self.rows, self.columns))
-            moved += self.rounded * unit * float(d ** (1 / metric.norm)) * far
+        moved = self.displacement()
         if metric.norm == math.inf:
             least = 0.0
         else:
@@ -484,6 +474,26 @@ class PointCosts(Cost):
         elif metric.degree > 1:
             steep = metric.up_to((steep.distance + moved + least) ** metric.degree)
         return float((d + 4) * unit * largest + scale * steep.slope * (moved + least) + math.ulp(0.0))
+
+    def displacement(self) -> float:
+        """Bound the rounding of the distance between two points that is due to their coordinates."""
+        metric, _ = self.core
+        d = self.dim
+        unit = 2.0**-53
+        moved = self.misplaced
+        if metric.unit:
+            moved += (d + 6) * unit
+        elif self.weights is None:
+            moved += 4 * unit * self.label
+        else:
+            numeric = slice(0, d - self.bits)
+            points = self.rows[:, numeric], self.columns[numeric].T
+            sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
+            moved += 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
+        if self.rounded:
+            far = sum(max(float(p.max()), -float(p.min())) for p in self.there or (self.rows, self.columns))
+            moved += self.rounded * unit * float(d ** (1 / metric.norm)) * far
+        return moved
 
     def own_block(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
         """Return the cloud with points on the host: each rank passes its own block, and ranks choose a device."""

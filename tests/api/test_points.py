@@ -296,6 +296,26 @@ def test_the_error_of_costs_below_their_coordinates():
     assert mapuot.PointCloud([[0.0]], [[1.0]], scale=1e200)._cost.error(1e200) < 1e186
 
 
+@pytest.mark.parametrize("kind", ["cosine", "weights"])
+def test_scaled_clouds_count_the_roundings_of_unit_vectors_and_weights(kind):
+    """Clouds scaled for each problem hold small differences of coordinates that were rounded at their own size."""
+    rng = np.random.default_rng(7)
+    x = 1e3 + 1e-2 * rng.random((30, 3))
+    y = 1e3 + 1e-2 * rng.random((40, 3))
+    weights = np.array([0.3, 1.7, 1e-4])
+    given = {"metric": "cosine"} if kind == "cosine" else {"weights": weights}
+    factor = np.array([1e9, 1e3])
+    scaled = mapuot.PointCloud([x, x], [y, y], **given)._cost.scaled(factor, 1.0)
+    (X, Y) = (np.longdouble(z) for z in (x, y))
+    if kind == "cosine":
+        X, Y = (z / np.sqrt((z**2).sum(1, keepdims=True)) for z in (X, Y))
+        weights = np.array([0.5, 0.5, 0.5])
+    exact = ((X[:, None] - Y) ** 2 * np.longdouble(weights)).sum(2)
+    for i in (0, 1):
+        M = np.asarray(scaled.of(i))
+        assert np.abs(M - factor[i] * exact).max() <= scaled.error(float(M.max()))
+
+
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
 def test_cosine_of_lengths_beyond_float64(scale):
     """Where squares of coordinates overflow or underflow, directions equal the directions of the same points near 1."""
