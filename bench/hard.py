@@ -8,7 +8,7 @@ of each step by a Cholesky factor, until the row marginals miss tol in total; it
 ROUNDS iterations on logarithms; the share of the mass that its rows miss stands beside it. Uniform clouds, where passes
 converge, are measured as well. Small problems come first, untimed, to load and compile. On a GPU each shape has an
 untimed first call of its own, too: without the binaries of a wheel, kernels are compiled for some ranges of n. Each row
-is printed as it is measured; on a GPU rows and peers for which SECONDS are too few are left out.
+is printed as it is measured; on a GPU rows and peers that need more than SECONDS are left out.
 """
 
 import time

@@ -32,7 +32,7 @@ EXACT = 1e-8
 MOST_PASSES = 10_000
 MANY = tuple(((256, n, d), (0.05, 0.5)) for n, d in ((64, 3), (100, 3), (256, 3), (256, 64)))  # pairs of clouds at once
 SOME, MOST_ROUNDS = 8, 2048  # pairs timed one by one on a GPU; most rounds of a torch loop
-SCALINGS = (0.5, 0.9)  # GeomLoss's and flash-sinkhorn's default, and steps with which they are nearer
+SCALINGS = (0.5, 0.9)  # GeomLoss's and flash-sinkhorn's default, and smaller steps, which end nearer
 
 
 def step(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[float, Any]:

@@ -8,8 +8,8 @@ On a GPU: solves to tol 1e-6. The error of their plans is measured on ROWS sampl
 outside of the library, against a solve to 1e-9. Beside it stand 100 iterations of flash-sinkhorn, and 1000 where these
 take up to ten seconds. For a plan error of 1e-3 (100,000 points in 3-D, not --quick): our seconds to a certified one,
 and flash-sinkhorn's with the fewest iterations, of doubled ones, that reach it, with TF32 and without. Balanced clouds
-(not --quick) in a unit cube at a blur of .05: seconds to a certified 1e-6 and to the marginal error at which
-flash-sinkhorn's multiscale solver stops, beside its seconds; the marginals of ROWS sampled rows and columns judge both.
+(not --quick) in a unit cube at a blur of .05: seconds to a certified 1e-6 and to the final marginal error of
+flash-sinkhorn's multiscale solver, beside its seconds; the marginals of ROWS sampled rows and columns judge both.
 
 Unbalanced ones (not --quick; on a GPU to 1e-6 at the blur .05 of half the squared distance, on a CPU to 1e-4 at
 reg / range(M) 1e-3), with seconds and memory; one image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
@@ -136,7 +136,7 @@ def device_passes(n: int, d: int) -> dict[str, Any]:
 def row(
     who: str, call: Callable[[], Any], missed: Callable[[Any], dict[str, float]] = lambda found: {}
 ) -> dict[str, Any]:
-    """Return a call's seconds, MiB beyond the memory held before, its own figures, and what it ``missed``."""
+    """Return a call's seconds, MiB beyond the memory held before, its own figures, and its error by ``missed``."""
     before = common.forget_peak()
     begun = time.perf_counter()
     found = call()

@@ -27,7 +27,7 @@ CASES = ((0.05, 1.0), (0.05, 10.0), (0.01, 1.0), (0.05, math.inf), (0.01, math.i
 SHAPES = ((64, 64, 64), (128, 128, 128), (256, 200, 300), (257, 199, 301), (400, 400, 400))  # of passes
 MOST_READS, TOL, OTT_TOL = 1200, 1e-6, 1e-3
 LONG = 10.0  # seconds of a call that is made once
-COUNTED = 64  # most points at which the reads of cyclic updates are counted; above, the count for so many
+COUNTED = 64  # largest size for a count of the reads of cyclic updates; larger sizes take the count of this one
 
 
 def clouds(n: int, count: int, ratio: float = 1.1) -> tuple[list[Any], list[Any]]:

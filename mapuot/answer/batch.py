@@ -254,7 +254,7 @@ class BatchResult(Answer, Sequence[Result]):
             return with_constants(scaled_by(self.problem.regs, self.own_logs[1]), self.problem.constants[1])
 
     def _rho(self, rows: bool) -> Any:
-        """Return reg_m of one side for each problem, (p, 1); None where all share that of the side."""
+        """Return reg_m of one side for each problem, (p, 1); None where all problems share the side's reg_m."""
         own = self.problem.each
         rho = None if own is None else own[2 - rows]
         return None if rho is None else rho[:, None]

@@ -65,7 +65,7 @@ def far_potentials(problem: Problem, potentials: Any, backend: Backend) -> tuple
     rhos = [host(side.rho) for side in sides]
     is_kl = [side.penalty == "kl" for side in sides]
     most = [rho if side.penalty == "tv" else rho * host(side.weight) for side, rho in zip(sides, rhos, strict=True)]
-    least = problem.cost.range(backend)[0]  # M_min of a problem of a batch may be that of all
+    least = problem.cost.range(backend)[0]  # in a batch M_min may be the least cost of all problems
     rest = least - sum(float(x.max()) for x, kl in zip(most, is_kl, strict=True) if not kl)
     level = rest / (problem.reg + sum(float(rho.max()) for rho, kl in zip(rhos, is_kl, strict=True) if kl))
     if not level > FAR_COSTS:
@@ -371,7 +371,7 @@ class Result(CertifiedAnswer, Answer):
             return np.inf
         values = self._values()
         found = float(primal_value(self.problem, *values) + self.problem.lift_of(values[0], self.converged))
-        return np.inf if np.isnan(found) else found  # of a plan whose mass overflows
+        return np.inf if np.isnan(found) else found  # NaN: the mass of the plan overflows
 
     @cached_property
     def dual(self) -> float:

@@ -28,8 +28,8 @@ def standard_error(result: Any, draws: Any = None) -> Any:
 
     It belongs to ``objective`` if the points of each side were drawn independently, one mass for each draw, and the
     sums of a and b are known. It says nothing where the masses are no samples, as in images or after a choice of
-    points. Both sides must be KL or balanced, with one reg_m each, and the reference a b^T. Of the error of the solve
-    ``gap`` tells.
+    points. Both sides must be KL or balanced, with one reg_m each, and the reference a b^T. ``gap`` bounds the
+    error of the solve.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ def as_table(masses: Any, count: int, name: str) -> F64:
 def of_problems(costs: Any, given: dict[str, Any], A: Any, B: Any) -> tuple[list[Any], Any]:
     """Return (costs, masses) for the scale of a batch; masses are None where the scale does not weigh the costs.
 
-    The costs are matrices; with ``scale_each`` or weights, those of each problem, or the one that all share.
+    The costs are matrices; with ``scale_each`` or weights, one for each problem, or one that all share.
     """
     if is_weighted(given["scale_cost"]):
         return with_masses(costs, *both_masses(given["M"], costs.shape, A, B))
@@ -261,7 +261,7 @@ def solve_batch(
 
 
 def warn_of_farthest(result: BatchResult, tol: float, nearer: str) -> None:
-    """Warn of the problems that have not converged; for a loss, of those whose value is not known."""
+    """Warn of the problems that have not converged; for a loss, of the problems without a known value."""
     told = ~result.converged
     if FOR_VALUE.get():
         told &= ~((result.status == "underflow") & (result.gap < np.inf))

@@ -199,7 +199,7 @@ def gromov_pairwise(
 
 
 class SmallSpaces:
-    """The spaces with their masses, and what the problems between all pairs share."""
+    """The spaces with their masses, and the parameters that the problems between all pairs share."""
 
     def __init__(
         self, spaces: list[Space], masses: Any, features: Any, alpha: Any, reg: float, reg_m: tuple[float, ...]

@@ -47,7 +47,7 @@ def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:
 
 
 def table_of_masses(cost: Any, masses: Any) -> F64:
-    """Return the masses of the points of several clouds, (k, n), with zeros after those of smaller clouds."""
+    """Return the masses of the points of several clouds, (k, n), padded with zeros for smaller clouds."""
     is_several = masses is None or isinstance(masses, (list, tuple)) or np.ndim(masses) > 0
     if not is_several:
         raise TypeError(f"masses must be a vector for each cloud, got {shown(masses)}")

@@ -75,7 +75,7 @@ class LogarithmicMargin:
         return before * np.expm1(-self.k * change)
 
     def bounded(self, log_x: Any, moved: Any, marginal: Any) -> Any:
-        """Return ``moved``, stopped at the first kink or bound on the way from log x, where the marginal is given."""
+        """Return ``moved``, or the first kink or bound between log x and it; ``marginal``: at log x."""
         return moved
 
     def stays(self, log_x: Any, marginal: Any) -> Any:

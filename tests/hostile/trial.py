@@ -167,7 +167,7 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
 
 
 def as_users_have(trial: Trial, rng: Any) -> Trial:
-    """Return the trial with equal masses on as many points of both sides."""
+    """Return the trial with equally many points on both sides, all of one mass."""
     problems = usual(rng, trial.problems)
     start = trial.start
     m, n = problems[0].shape

@@ -382,7 +382,7 @@ def case_bad_for_all(job):
 
 
 def case_stored_pairs_that_are_refused(job):
-    """Every rank names the part that cannot be balanced alike, its points counted through all blocks."""
+    """Every rank names the same part that cannot be balanced, with points numbered over all blocks."""
     S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
     i0, i1 = job.bounds(9)
     case = job.block(clouds(9, 3, reg_m=np.inf)).replace(M=S[i0:i1], a=np.ones(i1 - i0), b=np.array([1.0, 0.5, 7.5]))
