@@ -63,7 +63,7 @@ from ..route.options import METHODS, make_options, nearer_options
 from ..status import not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from .entry import entry
-from .solve import check_met, unit_cure
+from .solve import check_feasible, unit_cure
 
 
 def in_units(solve: Callable[..., BatchResult], given: dict[str, Any]) -> BatchResult:
@@ -254,7 +254,7 @@ def solve_batch(
         warn(odd, ScalingWarning)
     if not result.converged.all():
         for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
-            check_met(result[i], f"problem {i}: ")
+            check_feasible(result[i], f"problem {i}: ")
         if not MUTED.get():
             warn_of_farthest(result, tol, nearer_options(options, precision, method))
     return result

@@ -267,11 +267,11 @@ def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
     """Solve a plain problem by one call of the core or of a GPU; else return the place where the stages begin."""
     if plain is None or not call.is_quiet:
         return Start(call.warm_start)
-    if plain.shared_sides:
-        return on_device.in_one_call(call, plain)
+    if plain.is_on_device:
+        return on_device.solve_on_device(call, plain)
     if plain.cost.size > SERIAL_ENTRIES:
         return Start()
-    return carrier.in_one_call(call, plain)
+    return carrier.solve_in_core(call, plain)
 
 
 def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Result:
@@ -282,7 +282,7 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         if plain and problem:
             backend, options = plain.backend, plain.options
         else:
-            backend, problem, options = checked(call, ranks)
+            backend, problem, options = check_call(call, ranks)
         options = one_potential(options, problem, call.symmetric, backend)
         if call.out is None:
             out = call.out
@@ -296,7 +296,7 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         run.products = begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
         if result.status in UNREACHED:
-            check_met(result)
+            check_feasible(result)
         odd = None
         if result.status not in FAILED and not MUTED.get():
             odd = odd_units(problem, result.trace[-1].mass, problem.rows.mass, problem.cols.mass, unit_cure())
@@ -310,7 +310,7 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
     return result
 
 
-def checked(call: Call, ranks: Ranks) -> tuple[Backend, Problem, Options]:
+def check_call(call: Call, ranks: Ranks) -> tuple[Backend, Problem, Options]:
     """Check all arguments of a call, and name the wrong one; return the backend, the problem and the options."""
     check_words(call.method, call.precision, call.schedule)
     as_passes(call.max_passes)
@@ -395,7 +395,7 @@ def unit_cure() -> str:
 def warn_of_plain(result: LazyResult, call: Call) -> None:
     """Warn if a plain problem has not converged, or if its unit of mass changes the answer."""
     if result.status != "converged":
-        check_met(result)
+        check_feasible(result)
         if is_told(result):
             nearer = nearer_options(result.options, call.precision, call.method)
             warn_not_converged(not_converged(result, call.tol, nearer))
@@ -409,7 +409,7 @@ def warn_of_plain(result: LazyResult, call: Call) -> None:
         warn(text, ScalingWarning)
 
 
-def check_met(result: Result, which: str = "") -> None:
+def check_feasible(result: Result, which: str = "") -> None:
     """Raise if forbidden pairs leave no plan, once passes have failed; ``which`` names the problem of a batch."""
     check_cut(result.problem, host(result.log_u), host(result.log_v), which)
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..api.solve import solve
 from ..errors import muted, warn
 from ..route.front import Call, read
-from ..route.plain import PlainResult, in_one_call
+from ..route.plain import PlainResult, solve_in_core
 from . import sinkhorn
 from .arrays import is_product, tracked
 from .barycenter import barycenter_unbalanced
@@ -144,7 +144,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
     call = Call(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND, out=True)
     plain = read(call)
     if plain and not plain.shared_sides:
-        result: Any = in_one_call(call, plain)
+        result: Any = solve_in_core(call, plain)
     else:
         result = None
     if not isinstance(result, PlainResult):

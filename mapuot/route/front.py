@@ -89,7 +89,13 @@ class PlainProblem(NamedTuple):
     shared_sides: tuple[Side, Side] | None = None  # on a GPU: sides that other calls share
 
     @property
+    def is_on_device(self) -> bool:
+        """Tell whether M or the points lie on a GPU, which solves the problem."""
+        return self.shared_sides is not None
+
+    @property
     def sides(self) -> tuple[Side, Side]:
+        """The sides of the rows and of the columns."""
         return self.shared_sides or (side_of("a", self.a, self.rho[0]), side_of("b", self.b, self.rho[1]))
 
     @property
@@ -101,14 +107,14 @@ class PlainProblem(NamedTuple):
 def read(call: Call) -> PlainProblem | None:
     """Read the arguments of a plain problem; return None if one needs a conversion, or a check that names it."""
     place = place_of(call.M)
-    reg = number(call.reg)
+    reg = as_number(call.reg)
     rho = penalties_of(call.reg_m)
     if place is None or rho is None or not 0 < reg < math.inf or not call.mask is call.comm is None:
         return None
     if call.callback is not None and not callable(call.callback):
         return None
     try:
-        options = settings(
+        options = plain_options(
             call.method, call.penalty, call.reference, call.tol, call.tol_gap, call.max_passes, call.precision,
             call.backend, call.threads, call.schedule, place,
         )  # fmt: skip
@@ -125,8 +131,8 @@ def read(call: Call) -> PlainProblem | None:
 
 def read_on_host(call: Call, reg: float, rho: tuple[float, float], options: Options) -> PlainProblem | None:
     """Read the rest of a plain problem with M or points in memory."""
-    a = masses(call.a, call.M.shape[0])
-    b = masses(call.b, call.M.shape[1])
+    a = as_masses(call.a, call.M.shape[0])
+    b = as_masses(call.b, call.M.shape[1])
     if a is None or b is None:
         return None
     if rho[0] == rho[1] == math.inf:
@@ -183,11 +189,11 @@ def place_of(M: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=64, typed=True)
-def settings(
+def plain_options(
     method: str, penalty: str, reference: str, tol: Any, tol_gap: Any, max_passes: int, precision: str, backend: str,
     threads: int | None, schedule: str, place: str,
 ) -> Options | None:  # fmt: skip
-    """Return the options of a plain call; None if the call is not plain, has a wrong argument, or is not for here."""
+    """Return the options of a plain call; None if an argument is not plain, is wrong, or asks for another backend."""
     if penalty != "kl" or reference != "product" or backend not in ("auto", place) or schedule not in SCHEDULES:
         return None
     if method not in METHODS or METHODS[method][2]:
@@ -199,8 +205,8 @@ def settings(
         return None
 
 
-def number(value: Any) -> float:
-    """Return a plain number as a float; 0, valid for no argument here, for any other object."""
+def as_number(value: Any) -> float:
+    """Return a plain number as a float; 0, which no argument allows, for any other object."""
     try:
         if type(value) in NUMBER_TYPES:
             return float(value)
@@ -212,16 +218,16 @@ def number(value: Any) -> float:
 def penalties_of(reg_m: Any) -> tuple[float, float] | None:
     """Return the rho of both sides; None if one of them is not a number > 0."""
     if type(reg_m) in (tuple, list) and len(reg_m) == 2:
-        first = number(reg_m[0])
-        second = number(reg_m[1])
+        first = as_number(reg_m[0])
+        second = as_number(reg_m[1])
     else:
-        first = second = number(reg_m)
+        first = second = as_number(reg_m)
     if first > 0 and second > 0:
         return (first, second)
     return None
 
 
-def masses(weight: Any, length: int) -> Any:
+def as_masses(weight: Any, length: int) -> Any:
     """Return a float64 copy of the masses; None if problem/validate.py must convert or refuse the masses."""
     if weight is None:
         return np.full(length, 1.0 / length)

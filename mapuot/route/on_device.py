@@ -47,28 +47,32 @@ def solver() -> Any:
     return import_module("..backends.cuda.graph_solve", __package__)
 
 
-@functools.lru_cache(maxsize=64)
-def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tuple[Options, Options, int, float] | None:
-    """Return the options of the answer, the options of the passes, the most passes, and the largest range(M) / reg.
+class CallLimits(NamedTuple):
+    """The options of a problem that one call may solve, and the limits of this call."""
 
-    Return None if one call cannot solve such problems. Above this range(M) / reg the problem needs larger regs.
-    """
-    one = options.symmetric
-    both = hard_cols and not one
-    if (both and not hard_rows) or not options.anderson_depth:
+    options: Options  # of the answer
+    passes: Options  # of the passes: Newton's step may follow them
+    most: int  # passes at most
+    most_range: float  # largest range(M) / reg; above it larger regs come first
+
+
+@functools.lru_cache(maxsize=64)
+def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> CallLimits | None:
+    """Return the limits of one call for such problems; None if one call cannot solve them."""
+    both_hard = hard_cols and not options.symmetric
+    if (both_hard and not hard_rows) or not options.anderson_depth:
         return None  # soft rows and hard columns: `route` exchanges the sides
-    if both:
+    if both_hard:
         options = dataclasses.replace(options, precision="float64")
-    if both:
-        met = BOTH_MET * min(options.tol, COARSEST)
+        tol = BOTH_MET * min(options.tol, COARSEST)
     elif hard_cols:
-        met = MET * options.tol
+        tol = MET * options.tol
     else:
-        met = options.tol
-    passes = dataclasses.replace(options, tol=met)
-    if one:
-        return (options, passes, min(most, STAGES.most_together), math.inf)
-    return (options, passes, most, MOST_RANGE)
+        tol = options.tol
+    passes = dataclasses.replace(options, tol=tol)
+    if options.symmetric:
+        return CallLimits(options, passes, min(most, STAGES.most_together), math.inf)
+    return CallLimits(options, passes, most, MOST_RANGE)
 
 
 class PendingSolve:
@@ -111,7 +115,7 @@ class PendingSolve:
         return Start()
 
 
-def in_one_call(call: Call, problem: PlainProblem) -> "DeviceResult | Start":
+def solve_on_device(call: Call, problem: PlainProblem) -> "DeviceResult | Start":
     """Solve a plain problem by one call of a GPU; return the place where the stages begin if that is not enough."""
     pending = begin(call, problem)
     if pending is None:
@@ -129,18 +133,18 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
     found = limits_of(call, problem)
     if found is None:
         return None
-    options, *given = found
-    cost, (rows, cols) = problem.cost, problem.sides
+    rows, cols = problem.sides
+    cost = problem.cost
     own = cost.cloud or cost
     least = own.error(0.0)
     rounding = own.error(1.0) - least, least, cost.rounding
-    sent = solver().begin(cost.array, rows, cols, problem.reg, *given, rounding)
+    sent = solver().begin(cost.array, rows, cols, problem.reg, found.passes, found.most, found.most_range, rounding)
     if sent is None:
         return None
-    return PendingSolve(problem._replace(options=options), sent)
+    return PendingSolve(problem._replace(options=found.options), sent)
 
 
-def limits_of(call: Call, problem: PlainProblem) -> tuple[Options, Options, int, float] | None:
+def limits_of(call: Call, problem: PlainProblem) -> CallLimits | None:
     """Return `limits` of a problem; None if one call cannot solve it."""
     if call.out is not None or has_long_rows(problem.cost, problem.backend):
         return None
@@ -188,13 +192,12 @@ def between(
         found = None
     if not problem or not found:
         return None
-    options, *given = found
-    prepared = module.SolveLaunches(
-        problem.cost.array, *problem.sides, problem.reg, *given, (d, "f" if itemsize == 4 else "d", m)
-    )
+    points = d, "f" if itemsize == 4 else "d", m
+    given = found.passes, found.most, found.most_range, points
+    prepared = module.SolveLaunches(problem.cost.array, *problem.sides, problem.reg, *given)
     if not prepared.fits or not prepared.workspace.launch.persistent:
         return None
-    unread = problem._replace(cost=None, options=options)
+    unread = problem._replace(cost=None, options=found.options)
     return CapturedSolve(unread, prepared, prepared.buffer_ends[-1])
 
 
@@ -203,7 +206,7 @@ def distances(x: Any, y: Any) -> Any:
     return solver().distances(*map(load("cuda").asarray, (x, y)))
 
 
-def nothing() -> None:
+def no_result() -> None:
     """Return None: the problem needs more than one call."""
 
 
@@ -215,18 +218,18 @@ def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Cal
     try:
         call = Call(M, a, b, reg, reg_m, **words)
     except TypeError:  # an option that `solve` has no name for
-        return nothing
+        return no_result
     if is_on_device(cost_of(M)) and call.is_quiet:
         problem = read(call)
     else:
         problem = None
-    if problem and problem.shared_sides:
+    if problem and problem.is_on_device:
         pending = begin(call, problem)
     else:
         pending = None
     if pending:
         return pending.result
-    return nothing
+    return no_result
 
 
 class DeviceResult(LazyResult):

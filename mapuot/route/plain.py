@@ -38,7 +38,7 @@ def core() -> Any:
     return import_module("..backends.cpu.core_solve", __package__)
 
 
-def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
+def solve_in_core(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     """Solve a plain problem by one call of the core; return the place where the stages begin if that is not enough.
 
     ``call.out``: an array for the plan, or True for a new array.
@@ -90,6 +90,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
 
 
 def as_it_is(result: Result, scale_cost: float = 1.0, scale_mass: float = 1.0) -> Result:
+    """Return a result from a pickle, with its units set again."""
     result.scale_cost, result.scale_mass = scale_cost, scale_mass
     return result
 
