@@ -28,6 +28,11 @@ from .settings import PAIRS, STAGES
 
 
 class KeptPairs:
+    """Policy of passes over kept pairs: `choose`, `settle` and `conclude` of backends/pairs.py, around runs of passes.
+
+    Such a run goes on from Newton's steps (`leap` of its workspace).
+    """
+
     def __init__(self, run: Run, threads: int | None) -> None:
         self.run, self.threads = run, threads
         self.skip: Truncation | None = None  # the pairs of points that the current stage skips
@@ -41,16 +46,13 @@ class KeptPairs:
         most = min(limit, run.n_passes + PAIRS.most_passes)
         own = dataclasses.replace(options, precision="float64", leaps=True)
         made = False
-        while run.n_passes < most and (pairs := self.select_pairs(task, log_v)) is not None:
+        while run.n_passes < most and (pairs := self.choose(task, log_v)) is not None:
             if not made:
                 run.share = pairs.size / task.size
             made = True
             run.limit = min(most, run.n_passes + PAIRS.selection_passes)
             log_v = run.run(pairs, own, log_v)
-            if self.skip and run.trace[-1].error < 1:
-                self.skip.state = PassState(*run.potentials, *run.marginals)
-                self.skip.has_marginals = True
-                self.skip.rough = run.trace[-1].error > BOXES.rough_error
+            self.settle()
             if run.outcome.status in ("converged", "cancelled", *FAILED):
                 break
         run.limit = limit
@@ -73,7 +75,7 @@ class KeptPairs:
             answer = answer if found is None else found
             if found is None or run.outcome.status == "cancelled":
                 break
-            answer = run.run(task, exact, found, leave_above=options.tol, skip=self.skip)
+            answer = self.conclude(task, exact, found)
             if run.outcome.status != "running":
                 break
         if answer is None:
@@ -94,7 +96,20 @@ class KeptPairs:
             run.outcome = outcomes.after_rough_stage()
         return log_v
 
-    def select_pairs(self, task: Problem, log_v: F64) -> Problem | None:
+    def settle(self) -> None:
+        """Give the last state to the skipped pairs of points: it is nearer to the optimum than theirs."""
+        run, skip = self.run, self.skip
+        error = run.trace[-1].error
+        if skip and error < 1:
+            skip.state = PassState(*run.potentials, *run.marginals)
+            skip.has_marginals = True
+            skip.rough = error > BOXES.rough_error
+
+    def conclude(self, task: Problem, options: Options, log_v: F64) -> F64:
+        """Make passes over all pairs, which certify; a first pass with an error above tol ends them."""
+        return self.run.run(task, options, log_v, leave_above=options.tol, skip=self.skip)
+
+    def choose(self, task: Problem, log_v: F64) -> Problem | None:
         """Return the sparse problem of the pairs that may carry mass near log v; None if there are too many."""
         before = self.task
         fresh = before is None or before.reg != task.reg

@@ -13,6 +13,7 @@ from .. import outcome as outcomes
 from ..arrays import host
 from ..backends.boxes import Truncation
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
+from ..backends.pairs import ALL_PAIRS
 from ..backends.workspace import Workspace
 from ..contract import SECONDS_A_CALL, Backend, Options, Stats
 from ..errors import shown
@@ -147,7 +148,7 @@ class StagePasses:
     ) -> None:  # fmt: skip
         """Build K around log v, and choose how many passes the first call makes."""
         self.run, self.workspace, self.problem, self.options = run, workspace, problem, options
-        self.leave_above, self.skip = leave_above, skip
+        self.leave_above, self.policy = leave_above, skip or ALL_PAIRS
         self.tol = skip.tol if skip else options.tol
         if options.last:
             self.newton = workspace.newton()
@@ -206,7 +207,7 @@ class StagePasses:
         run = self.run
         if self.is_left:
             return False
-        self.is_fresh = bool(self.skip or run.outcome.status == "absorb") and self.renew()
+        self.is_fresh = (self.policy.skips or run.outcome.status == "absorb") and self.renew()
         if run.outcome.status != "running" and not self.is_fresh:
             return False
         if run.saves and run.ranks.max(bool(run.checkpoint and run.checkpoint.due)):
@@ -284,11 +285,11 @@ class StagePasses:
 
     def renew(self) -> bool:
         """Restart from a correction by groups, or rebuild K, if either is due; return whether K was rebuilt."""
-        run, skip = self.run, self.skip
+        run = self.run
         log_v = None
-        if skip and run.outcome.status in (*GOES_ON, *FAILED):
-            log_v = self.workspace.corrected(run.trace[-1])
-        if run.outcome.status == "absorb" or (skip and log_v is not None and not skip.correct):
+        if run.outcome.status in (*GOES_ON, *FAILED):
+            log_v = self.policy.go_on(self.workspace, run.trace[-1])
+        if run.outcome.status == "absorb" or (log_v is not None and not self.policy.correct):
             self.workspace.absorb(log_v)
             return True
         if log_v is not None:

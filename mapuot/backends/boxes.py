@@ -26,6 +26,7 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
 from .operator import Operator
+from .pairs import AllPairs
 from .rules import Judge, plan_error
 from .settings import BOXES
 
@@ -378,11 +379,13 @@ def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) ->
     return math.inf if math.isnan(total) else total
 
 
-class Truncation:
+class Truncation(AllPairs):
     """The pairs that one solve skips (the mask): choose them again when needed, and add their mass to each certificate.
 
     The driver (ascend/carry_out.py) owns this object and passes it to each workspace.
     """
+
+    skips = True
 
     def __init__(
         self, problem: Problem, start: PassState, tol: float, tol_gap: float, nats: float, rough: bool,
@@ -431,7 +434,47 @@ class Truncation:
             self.correct = self.uncorrected = None
         return self.kept
 
-    def settle(self, stat: Stats, state: PassState, moved: float) -> None:
+    def choose(self, workspace: Any) -> None:
+        """Choose a new mask, and give it to the kernels."""
+        workspace.take_mask(self)
+
+    def settle(self, workspace: Any, count: int) -> list[Stats]:
+        """Make one pass over the kept pairs, and count the skipped pairs in its numbers.
+
+        A float32 pass certifies nothing: its numbers are completed by `conclude`, only if it is the last.
+        """
+        narrow = workspace.narrow_pass = workspace.progress_of("narrow") > 0
+        if self.correct:
+            stats: list[Stats] = workspace.make_passes(1)
+        else:
+            stats = workspace.coarse.iterate(1)
+        if narrow:
+            self.look(stats[-1], workspace.iterate_state)
+        else:
+            self.count_skipped(stats[-1], workspace.iterate_state(), workspace.progress_of("moved"))
+        if workspace.progress_of("dead") > 0 and self.has_marginals:
+            self.has_marginals = False
+            request_kernel(stats[-1])
+        return stats
+
+    def go_on(self, workspace: Any, stat: Stats) -> F64 | None:
+        """Return the log v that follows a pass after a correction by groups; None: the pass's own next log v."""
+        if not self.correct:
+            return None
+        narrow = workspace.narrow_pass
+        if narrow:
+            floor = 3 * workspace.narrow_points.error
+        else:
+            floor = 0.0
+        comparable = narrow == workspace.compared
+        workspace.compared = narrow
+        return self.corrected(workspace, stat, floor, comparable)
+
+    def conclude(self, workspace: Any, stat: Stats) -> None:
+        """Count the skipped pairs in the numbers of the last pass."""
+        self.count_skipped(stat, workspace.iterate_state(), workspace.progress_of("moved"))
+
+    def count_skipped(self, stat: Stats, state: PassState, moved: float) -> None:
         """Add the skipped pairs to the numbers of a pass, once; request another mask if they cost too much.
 
         ``moved``: mapuot_progress.moved of the pass.

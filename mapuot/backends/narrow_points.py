@@ -21,7 +21,7 @@ from ..penalties import F64
 from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
-from .boxes import Truncation
+from .pairs import AllPairs
 from .settings import NARROW
 
 GRID = 2.0**-8
@@ -91,9 +91,9 @@ class NarrowPoints:
         self.error = entry_error(self.problem, self.size, scalings)
         return scalings
 
-    def limits(self, floor: float, skip: Truncation | None) -> dict[str, float]:
+    def limits(self, floor: float, pairs: AllPairs) -> dict[str, float]:
         """Return the limits of float32 passes; float64 passes follow at ``floor``, or once tol is reached."""
-        floor = CORRECTED if skip and skip.correct else floor
+        floor = CORRECTED if pairs.correct else floor
         return {"storage_error": self.error, "narrow_floor": floor + 3 * self.error, "finer": 0, "made": 1}
 
 

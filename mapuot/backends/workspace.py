@@ -17,9 +17,10 @@ from ..contract import ANDERSON_DEPTHS, Options, Stats
 from ..outcome import request_kernel
 from ..penalties import F64
 from ..problem.problem import Idle, Problem
-from .boxes import PassState, Truncation
+from .boxes import PassState
 from .coarse import Coarse
 from .newton import ColumnsNewton
+from .pairs import AllPairs
 from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
@@ -100,7 +101,7 @@ class Workspace:
     problem: Problem
     options: Options
     dtype: str  # storage of K
-    truncation: Truncation | None  # the state of the skipped pairs, owned by the driver
+    policy: AllPairs  # which pairs passes read; the driver owns the state of skipped pairs
     coarse: Coarse  # the coarse correction of its passes (coarse.py)
     progress: Any  # mapuot_progress
     operator: Any  # the backend's `Operator`, which holds K
@@ -122,13 +123,12 @@ class Workspace:
     @property
     def has_exact_marginals(self) -> bool:
         """Tell whether a pass and its plan, of all pairs, have the same marginals, up to the rounding of float64."""
-        return self.dtype == "float64" and self.truncation is None and not self.options.symmetric
+        return self.dtype == "float64" and not self.policy.skips and not self.options.symmetric
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Build K around log v (default: the next log v), with entries of at most 1."""
         problem = self.problem
-        if self.truncation:
-            self.take_mask(self.truncation)
+        self.policy.choose(self)
         cold = log_v is not None and not any_of(log_v != 0)
         symmetric = self.options.symmetric
         if log_v is None:
@@ -177,8 +177,8 @@ class Workspace:
         safe = reach <= FAR_LOG and problem.range_over_reg + reach <= self.safe_range
         if safe and not problem.forbidden and problem.c is None:
             return np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb), None
-        if self.truncation and self.truncation.has_marginals:
-            d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
+        if self.policy.has_marginals:
+            d, e = self.policy.absorbed(x, self.progress_of("shift") if shift is None else shift)
             return d + la, e + lb, None
         alpha, beta = self.balance(out_u, plan_v)
         error = None
@@ -189,7 +189,7 @@ class Workspace:
                 self.idle = problem.idle_points(alpha, beta)
         if self.idle is None:
             return alpha, beta, error
-        if not self.truncation:
+        if not self.policy.skips:
             alpha, beta = self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
         return alpha, beta, None
 
@@ -212,19 +212,6 @@ class Workspace:
             for stat in stats:
                 stat.gap = stat.error = np.inf
                 stat.dual = -np.inf
-
-    def corrected(self, stat: Stats) -> F64 | None:
-        """Return the log v that follows a pass of a solve that skips pairs; None: the pass's own next log v."""
-        truncation, narrow = self.truncation, self.narrow_pass
-        if not truncation or not truncation.correct:
-            return None
-        if narrow:
-            floor = 3 * self.narrow_points.error
-        else:
-            floor = 0.0
-        comparable = narrow == self.compared
-        self.compared = narrow
-        return truncation.corrected(self, stat, floor, comparable)
 
     def restart(self, log_v: F64, guarded: bool = False) -> None:
         """Continue from this log v on the same K; rebuild K if passes overwrite it or if v would outgrow it.
@@ -250,33 +237,10 @@ class Workspace:
         return found
 
     def iterate(self, count: int) -> list[Stats]:
-        """Make at most ``count`` passes; stop after a pass with a status other than "running".
-
-        Where pairs are skipped, make one pass, and settle its numbers so that they hold for the problem with all pairs.
-        A float32 pass certifies nothing: its numbers are settled by `conclude`, only if it is the last.
-        """
-        if self.truncation:
-            stats = self.iterate_skipping(self.truncation)
-        else:
-            stats = self.coarse.iterate(count)
+        """Make at most ``count`` passes; stop after a pass with a status other than "running"."""
+        stats = self.policy.settle(self, count)
         if self.idle:
             self.check_idle(self.idle, stats)
-        return stats
-
-    def iterate_skipping(self, truncation: Truncation) -> list[Stats]:
-        """Make one pass over the kept pairs of points."""
-        narrow = self.narrow_pass = self.progress_of("narrow") > 0
-        if truncation.correct:
-            stats = self.make_passes(1)
-        else:
-            stats = self.coarse.iterate(1)
-        if narrow:
-            truncation.look(stats[-1], self.iterate_state)
-        else:
-            truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
-        if self.progress_of("dead") > 0 and truncation.has_marginals:
-            truncation.has_marginals = False
-            request_kernel(stats[-1])
         return stats
 
     @property
@@ -291,8 +255,7 @@ class Workspace:
 
     def conclude(self, stat: Stats) -> None:
         """Complete the numbers of the last pass of a run."""
-        if self.truncation:
-            self.truncation.settle(stat, self.iterate_state(), self.progress_of("moved"))
+        self.policy.conclude(self, stat)
 
     def iterate_state(self) -> PassState:
         return PassState(*self.potentials(), *self.marginals())
@@ -341,7 +304,7 @@ class Workspace:
     set_rows: Callable[[F64, Any], None]
     set_cols: Callable[[F64, Any, F64, float | None], None]  # (e, no mass, log v + shift, shift; None: keep the shift)
     newton_product: Callable[[], Callable[[F64], F64]]  # product for Newton's step, from the last pass
-    take_mask: Callable[[Truncation], None]  # choose a new mask, and give it to the kernels
+    take_mask: Callable[[Any], None]  # choose a new mask, and give it to the kernels
     fitted: Callable[[F64, F64], tuple[F64, F64]]  # the nearest scalings that float32 points can represent
     # leap(stat, on): continue from a rough Newton's step after the last pass, if one is due; the guard may drop it.
     # Make no step if ``on`` is False. Return the number of products of the step; with ``leaps_within``, the number

@@ -140,7 +140,7 @@ def test_what_skipped_pairs_add_to_a_pass():
     skips.boxes, found.skipped = found, lambda state, kept: Share(0.02, 0.3)
     stat = Stats(5, 0.1, 0.04, 1.0, 2.0, 1e-3, False, "converged")
     for _ in range(2):
-        skips.settle(stat, state, 0.0)
+        skips.count_skipped(stat, state, 0.0)
         assert stat.error == pytest.approx((0.04 + 0.3) * 1.01 + 0.01)
         assert stat.gap == pytest.approx(0.1 + 1e-2 * 0.02)
         assert stat.dual == pytest.approx(1.0 - 1e-2 * 0.02)

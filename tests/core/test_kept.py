@@ -98,7 +98,7 @@ def test_pairs_that_were_missed_are_found(nats, small, using):
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3)])
 def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeypatch, using):
     """Kept pairs that lack every second one are solved to the end; a pass over all pairs alone ends the solve."""
-    whole = kept.KeptPairs.select_pairs
+    whole = kept.KeptPairs.choose
 
     def found(self, task, log_v):
         pairs = whole(self, task, log_v)
@@ -113,7 +113,7 @@ def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeyp
     case = clouds(40, 30, 1e-4, reg_m)
     wanted = case.solve(symmetric=False)
     assert WAY in wanted.how
-    monkeypatch.setattr(kept.KeptPairs, "select_pairs", found)
+    monkeypatch.setattr(kept.KeptPairs, "choose", found)
     using(PAIRS, selection_passes=1000)
     result = case.solve(symmetric=False)
     assert result.converged

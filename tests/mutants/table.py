@@ -165,7 +165,7 @@ TABLE = {
         "core/test_kept.py::test_it_ends_where_it_is_told_to "
         "core/test_kept.py::test_potentials_that_pairs_led_astray_are_left "
         "core/test_kept.py::test_pairs_that_leave_no_mass_are_found_once", [
-        "{{run.run(task, exact, found, leave_above=options.tol, skip=self.skip)~>found}}",
+        "{{self.conclude(task, exact, found)~>found}}",
         "{{PAIRS.most_of_lines / len(x)~>1.0}}",
         '{{"cancelled", }}*', "{{run.trace[-1].error > STAGES.warm_error~>False}}", 'cancelled"{{, *FAILED}})',
     ]),

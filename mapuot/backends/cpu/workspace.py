@@ -20,6 +20,7 @@ from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..limits import fill, limits_of
+from ..pairs import ALL_PAIRS
 from ..records import STATS, put, stats_of
 from ..rules import START
 from ..settings import CALLS
@@ -42,7 +43,7 @@ class HostWorkspace(Workspace):
         self, problem: Problem, options: Options, skip: Truncation | None = None, operator: Any = None
     ) -> None:
         """Choose the storage of K; ``operator``: replaces the operator that has K in memory."""
-        self.problem, self.options, self.truncation = problem, options, skip
+        self.problem, self.options, self.policy = problem, options, skip or ALL_PAIRS
         m, n = problem.shape
         # made: every pass makes the rows of K, in float32 or, if it is exact, in float64
         self.made = problem.cost.remade or options.precision == "made"
@@ -169,7 +170,7 @@ class HostWorkspace(Workspace):
             self.progress.narrow = 0
             self.take_float64()
             return alpha, beta
-        put(self.limits, points.limits(self.floor, self.truncation))
+        put(self.limits, points.limits(self.floor, self.policy))
         assert found
         return found
 
@@ -221,8 +222,8 @@ class HostWorkspace(Workspace):
     def correcting(self) -> bool:
         return bool(self.progress.coarse)
 
-    def take_mask(self, truncation: Truncation) -> None:
-        self.operator.keep(truncation.renew(self.pool))
+    def take_mask(self, pairs: Truncation) -> None:
+        self.operator.keep(pairs.renew(self.pool))
         put(self.progress, START)
 
     split = staticmethod(native.split)

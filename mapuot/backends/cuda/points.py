@@ -422,7 +422,7 @@ class PointWorkspace(DeviceWorkspace):
         masked = self.problem.masked
         one = self.options.symmetric and self.problem.ranks.size == 1
         self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, masked, self.tiled, one)
-        needed = [] if self.truncation else self.needed()
+        needed = [] if self.policy.skips else self.needed()
         begin(needed)
         self.place()
         together(needed)
@@ -518,8 +518,8 @@ class PointWorkspace(DeviceWorkspace):
     @property
     def kept_lists(self) -> Any:
         """Return the lists of the kept pairs; None if all pairs are kept."""
-        if self.truncation and self.truncation.kept:
-            boxes = self.truncation.boxes
+        if self.policy.kept:
+            boxes = self.policy.boxes
         else:
             boxes = None
         if isinstance(boxes, DeviceBoxes):
@@ -560,9 +560,9 @@ class PointWorkspace(DeviceWorkspace):
         floor = CORRECTED_FLOOR * self.floor
         put(self.state["limits"], {"storage_error": self.quick_error, "narrow_floor": floor, "flush": 2.0**-126})
 
-    def take_mask(self, truncation: Truncation) -> None:
-        assert truncation.problem.cost is self.cloud
-        truncation.renew(pool_for(self.options.threads, self.problem.cost.size), DeviceBoxes)
+    def take_mask(self, pairs: Truncation) -> None:
+        assert pairs.problem.cost is self.cloud
+        pairs.renew(pool_for(self.options.threads, self.problem.cost.size), DeviceBoxes)
         put(self.progress, START)
         self.choose()
 
@@ -599,7 +599,7 @@ class PointWorkspace(DeviceWorkspace):
             self.choose()
             return alpha, beta
         if found and self.narrow_points:
-            put(self.state["limits"], self.narrow_points.limits(self.floor, self.truncation))
+            put(self.state["limits"], self.narrow_points.limits(self.floor, self.policy))
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:

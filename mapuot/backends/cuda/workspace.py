@@ -28,6 +28,7 @@ from ...problem.problem import Problem
 from ..boxes import Truncation
 from ..limits import limits_of
 from ..operator import parts_of
+from ..pairs import ALL_PAIRS
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, stats_of
 from ..rules import START
 from ..workspace import LARGEST_LOG, Workspace, anderson_depth_of, for_users
@@ -179,7 +180,7 @@ class DeviceWorkspace(Workspace):
         self, problem: Problem, options: Options, skip: Truncation | None = None, beside: Iterable[Job] = ()
     ) -> None:  # fmt: skip
         """``beside``: further kernels of the caller, compiled in parallel."""
-        self.problem, self.options, self.truncation = problem, options, skip
+        self.problem, self.options, self.policy = problem, options, skip or ALL_PAIRS
         self.dtype = options.precision
         begin(beside)
         self.safe_range = SAFE_RANGE
