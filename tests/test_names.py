@@ -49,6 +49,18 @@ def test_functions_are_verbs():
     assert {name: files for name, files in names.items() if name in NO_VERBS} == {}
 
 
+def test_whole_is_the_cloud_of_which_a_cost_takes_points():
+    """Functions, arguments and attributes of this name are costs between points; other things have other names."""
+    homes = set()
+    for path in (ROOT / "mapuot").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            names = getattr(node, "name", None), getattr(node, "arg", None), node.attr if is_set else None
+            if "whole" in names:
+                homes.add(path.name)
+    assert homes == {"clouds.py", "points.py"}
+
+
 @pytest.mark.skipif(not PAGE.exists(), reason="no pages beside an installed package")
 def test_the_glossary_says_each_word_once():
     words = [word for entry, _ in glossary() for word in entry.split(", ")]

@@ -318,7 +318,7 @@ def why_not(run: Run, tol: float) -> str:
         return "the plans, or their scalings, leave float64: raise reg or reg_m, bring the masses of A nearer 1"
     if body.certifies:
         few = ""
-        if body.hard and body.reads == "pairs" and plans and plans.whole:
+        if body.hard and body.reads == "pairs" and plans and plans.is_complete:
             with np.errstate(all="ignore"):
                 missed = body.apart(plans.log_u, plans.log_kv)[2] / plans.mass
             few = f", plans miss {missed:.1e} of the mass, where M may connect too few points" * (missed > tol)

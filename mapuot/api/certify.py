@@ -213,8 +213,8 @@ def solved_whole(dense: Problem, backend: Backend, near: Result, tol: float, don
     cost = formed(dense.cost, backend, dense.ranks, near._threads)
     options = make_options("auto", "auto", 0.1 * tol, None, near._threads)
     start = dense.project(*(np.where(np.isfinite(x), x, 0.0) for x in near.own_logs))
-    whole = dataclasses.replace(dense, cost=cost)
-    result = carry_out(Run(backend, PASSES), whole, options, start, escalate=True)
+    task = dataclasses.replace(dense, cost=cost)
+    result = carry_out(Run(backend, PASSES), task, options, start, escalate=True)
     bound = result.error_bound
     none = np.zeros(0, np.int64)
     found = Certificate(
@@ -258,12 +258,12 @@ def one_pass(dense: Problem, backend: Backend, result: Result, threads: int | No
     lonely = ~is_finite & (dense.cols.weight > 0)
     run = Run(backend, 1 + bool(lonely.any()))
     start = np.where(is_finite, log_v, np.min(log_v, where=is_finite, initial=0.0))
-    whole = without_translation(dense)
+    translated = without_translation(dense)
     with np.errstate(all="ignore"):
-        _, start = whole.to_task((np.zeros(dense.shape[0]), start), dense.translation)
-        run.run(whole.task, options, start)
-    potentials = whole.to_problem(run.potentials)
-    return Result(whole.problem, backend, potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
+        _, start = translated.to_task((np.zeros(dense.shape[0]), start), dense.translation)
+        run.run(translated.task, options, start)
+    potentials = translated.to_problem(run.potentials)
+    return Result(translated.problem, backend, potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
 
 
 class Sweep:

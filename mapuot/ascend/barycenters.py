@@ -58,7 +58,7 @@ class Means:
         return np.exp(self.log_v + self.log_s)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.log_kv is not None
 
 
@@ -129,12 +129,12 @@ class Barycenter(Body):
         if found is None:
             return log_v, None
         record, (log_u, log_v, log_s, log_kv, log_q) = found
-        self.last = whole = Means(log_u, log_v, np.exp(log_q), log_s, log_kv)
-        value = self.certified(whole, options.allowed)
+        self.last = means = Means(log_u, log_v, np.exp(log_q), log_s, log_kv)
+        value = self.certified(means, options.allowed)
         if not value.error < math.inf:
             return log_v, None
-        self.accepted, self.change = whole, record.change
-        stat = Stats(record.made, value.gap, value.error, value.dual, whole.mass, record.residual, False, "running")
+        self.accepted, self.change = means, record.change
+        stat = Stats(record.made, value.gap, value.error, value.dual, means.mass, record.residual, False, "running")
         return log_v.ravel(), stat
 
     def log_mean(self, log_s: F64) -> F64:
@@ -436,7 +436,7 @@ class BarycenterNewton(Newton):
         found, body = workspace.found, self.body
         if found is None:
             return GIVES_UP
-        if not found.whole:
+        if not found.is_complete:
             workspace.conclude(stat)
         value = body.certified(found, math.inf)
         if not value.error < math.inf:

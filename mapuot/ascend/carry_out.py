@@ -70,12 +70,12 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     """
     if options.tol_gap >= 0:  # scaled masses have another dual value
         return carry_out_stages(run, problem, options, start, escalate)
-    whole = without_translation(problem)
-    if whole.task is problem:
+    translated = without_translation(problem)
+    if translated.task is problem:
         return carry_out_stages(run, problem, options, start, escalate)
-    found = carry_out_stages(run, whole.task, options, whole.to_task(start, problem.translation), escalate)
-    problem = dataclasses.replace(whole.problem, cost=found.problem.cost)
-    potentials = whole.to_problem(found._logs)
+    found = carry_out_stages(run, translated.task, options, translated.to_task(start, problem.translation), escalate)
+    problem = dataclasses.replace(translated.problem, cost=found.problem.cost)
+    potentials = translated.to_problem(found._logs)
     more = found._marginals, found.trace, found.status, found._threads, found.how, found.skipped
     return Result(problem, run.backend, potentials, *more)
 

@@ -134,11 +134,11 @@ class KeptPairs:
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)
         if pattern is task:
-            whole = operator
+            of_pattern = operator
         else:
-            whole = backend.operator_of(*parts_of(pattern), self.threads)
+            of_pattern = backend.operator_of(*parts_of(pattern), self.threads)
         alpha = np.where(task.left_out[0], -np.inf, 0.0)
-        beta = x - whole.balance(alpha, x)
+        beta = x - of_pattern.balance(alpha, x)
         for exponents in alpha, beta:
             exponents[~np.isfinite(exponents)] = -np.inf
         pairs = operator.kept_pairs(alpha, beta, nats, most)

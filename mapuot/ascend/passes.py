@@ -25,7 +25,7 @@ from ..penalties import F64
 DEPTH = 20  # number of Anderson's differences
 NARROW_FLOOR = 2e-6  # least error that passes in float32 resolve
 RATE_PASSES = 4  # window over which the rate is measured to estimate the passes left
-WHOLE_PASSES = 25  # certify a plan after this many passes, whatever the guess
+COMPLETED_AFTER = 25  # certify a plan after this many passes, whatever the guess
 RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # certified error / guess before it: at first, least, most
 
 
@@ -40,16 +40,16 @@ class PassCertificate:
 
 
 class Body:
-    """Base class: the passes of one problem. Its plans have the attributes ``mass`` and ``whole``.
+    """Base class: the passes of one problem. Its plans have the attributes ``mass`` and ``is_complete``.
 
-    A plan is whole when all products that its certificate needs have been made. Subclasses define these methods:
+    A plan is complete when all products that its certificate needs have been made. Subclasses define these methods:
 
     start(state)               prepare for passes from a state, and return the state
     find(state, narrow)        make a pass: the translated plan of a state; narrow: sums may be in float32
-    completed()                make the last plan whole, and return it
+    completed()                complete the last plan, and return it
     certified(found, allowed)  the `PassCertificate` of a plan; hard marginals may miss ``allowed`` of the mass; if the
-                               plan is not whole, only the dual value is set
-    image(found, exact)        the next state; exact: computed from a whole plan
+                               plan is not complete, only the dual value is set
+    image(found, exact)        the next state; exact: computed from a complete plan
     guess(residual, found)     guess (gap, missed mass of hard marginals) from the last change of the state
     metric(found)              weights of the state's entries, for Anderson's step
     newton()                   Newton's steps that certify plans with hard marginals; None if no step can
@@ -96,9 +96,9 @@ class Ascent:
         floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
         self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=body.reg, narrow_floor=floor)
         self.alone = body.alone
-        self.exact = self.extrapolated = False  # exact: every plan is made whole before the next pass
+        self.exact = self.extrapolated = False  # exact: every plan is completed before the next pass
         self.found: Any = None
-        self.narrow, self.ratio, self.guessed, self.since_whole = body.narrow, RATIO, math.inf, 0
+        self.narrow, self.ratio, self.guessed, self.since_complete = body.narrow, RATIO, math.inf, 0
         self.guesses: list[float] = []
         self.residual = math.inf
 
@@ -172,13 +172,13 @@ class Ascent:
 
     def advanced(self, value: PassCertificate) -> Stats:
         """Find the state after the last plan, certify this plan if a certificate is due, and judge the pass."""
-        if self.exact and not self.found.whole:
+        if self.exact and not self.found.is_complete:
             value = self.completed()
         image = self.body.image(self.found, self.exact)
         change, self.residual = self.body.changed(image, self.next_log_v)
         if not math.isfinite(self.residual):
             return self.failed(math.nan)
-        if (self.narrow or not self.found.whole) and self.is_due(value, change) and not self.found.whole:
+        if (self.narrow or not self.found.is_complete) and self.is_due(value, change) and not self.found.is_complete:
             value = self.completed()
         self.next_log_v = self.extrapolate(change, image)
         stat = self.stats_of(value, self.found.mass)
@@ -202,7 +202,7 @@ class Ascent:
         mass = self.found.mass
         options = self.options
         self.guessed = plan_error(gap / mass / self.body.reg) + hard / mass
-        self.since_whole += 1
+        self.since_complete += 1
         self.guesses = [*self.guesses[-RATE_PASSES:], self.guessed]
         if self.coarse:
             self.coarse.expects(passes_left(self.guesses, options.tol))
@@ -210,12 +210,12 @@ class Ascent:
             return False
         small = gap * self.ratio**2 <= options.tol_gap * abs(value.dual)
         good = self.guessed * self.ratio <= options.tol or small
-        return good or self.since_whole >= WHOLE_PASSES
+        return good or self.since_complete >= COMPLETED_AFTER
 
     def completed(self) -> PassCertificate:
-        """Make the last plan whole and certify it; the ratio of its error to the guess scales later guesses."""
+        """Complete the last plan and certify it; the ratio of its error to the guess scales later guesses."""
         self.found = self.body.completed()
-        self.since_whole = 0
+        self.since_complete = 0
         value: PassCertificate = self.body.certified(self.found, self.options.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
             self.ratio = min(MOST_RATIO, max(LEAST_RATIO, value.error / self.guessed))
@@ -223,7 +223,7 @@ class Ascent:
 
     def conclude(self, stat: Stats) -> None:
         """Certify the last pass of a run if it has no certificate yet."""
-        if self.body.certifies and self.found is not None and not self.found.whole:
+        if self.body.certifies and self.found is not None and not self.found.is_complete:
             value = self.completed()
             stat.gap, stat.error, stat.dual = value.gap, value.error, value.dual
             self.judge.progress.moved = value.moved
@@ -233,7 +233,7 @@ class Ascent:
         after_late_certificate(stat, self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved))
 
     def failed(self, mass: float) -> Stats:
-        if not (self.found is not None and self.found.whole):
+        if not (self.found is not None and self.found.is_complete):
             self.found = None
         self.next_log_v = self.body.xp.zeros(self.body.ends[-1])
         self.residual = math.inf

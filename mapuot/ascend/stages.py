@@ -235,7 +235,7 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
 
 def larger_regs(cost_range: float, reg: float) -> list[float]:
     """List the larger regs, largest first, that come before a ``reg`` far below M's extent ``cost_range``."""
-    return [reg * larger for larger, least in rungs() if cost_range / reg > least]
+    return [reg * factor for factor, least in rungs() if cost_range / reg > least]
 
 
 @functools.cache
@@ -255,10 +255,10 @@ def ladder(options: Options, most: int) -> list[tuple[float, float, float, float
     return [together, *((reg, coarse, balanced, least, most // 2, False) for reg, least in rungs()), own]
 
 
-def in_words(reads: str, larger: int, *more: str) -> str:
+def in_words(reads: str, n_larger: int, *more: str) -> str:
     """Return the text of `Result.how`: the form of K, the number of larger regs, and more words."""
-    if larger:
-        reads += f", {larger} larger reg" + "s" * (larger > 1)
+    if n_larger:
+        reads += f", {n_larger} larger reg" + "s" * (n_larger > 1)
     return ", ".join((reads, *more))
 
 

@@ -605,15 +605,15 @@ class KeptPlan(Operator):
     """The plan of the kept pairs: rows come from the full plan with skipped pairs at 0, products from sorted points."""
 
     def __init__(
-        self, problem: Problem, found: SortedPoints, plan_of: Any, whole: Operator, logs: tuple[F64, F64], threads: Any
+        self, problem: Problem, found: SortedPoints, plan_of: Any, full: Operator, logs: tuple[F64, F64], threads: Any
     ) -> None:  # fmt: skip
-        """``whole``: the plan of all pairs; ``plan_of``: the CPU's function, since its products can skip pairs."""
-        super().__init__(whole.cost, whole.reg, whole.c, whole.ranks)
+        """``full``: the plan of all pairs; ``plan_of``: the CPU's function, since its products can skip pairs."""
+        super().__init__(full.cost, full.reg, full.c, full.ranks)
         self.found = found = found._replace(order=tuple(map(host, found.order)))
-        self.whole, (problem, logs) = whole, (problem.transpose(), logs[::-1]) if found.turned else (problem, logs)
+        self.full, (problem, logs) = full, (problem.transpose(), logs[::-1]) if found.turned else (problem, logs)
         sorted_logs = (x[at] for x, at in zip(logs, found.order, strict=True))
         self.own = plan_of(found.problem(problem), *sorted_logs, threads, found.kept)
-        self.set_exponents(whole.alpha, whole.beta)
+        self.set_exponents(full.alpha, full.beta)
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
@@ -626,15 +626,15 @@ class KeptPlan(Operator):
             for start, stop in kept.run[2 * k0 : 2 * k1].reshape(-1, 2):
                 skipped[i, start // kept.unit : -(-stop // kept.unit)] = False
         box = [np.empty(k, np.int64) for k in (m, n)]
-        for whole, at in zip(box, self.found.order, strict=True):
-            whole[at] = np.arange(len(at)) // kept.unit
+        for numbers, at in zip(box, self.found.order, strict=True):
+            numbers[at] = np.arange(len(at)) // kept.unit
         if self.found.turned:
             return (skipped.T, box[1], box[0])
         return (skipped, box[0], box[1])
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        self.whole.dtype = self.dtype
-        out = self.whole.plan(i0, i1, out)
+        self.full.dtype = self.dtype
+        out = self.full.plan(i0, i1, out)
         skipped, rows, cols = self.skips
         for i in range(i0, i1):
             out[i - i0][namespace(out).asarray(skipped[rows[i]][cols])] = 0
@@ -642,7 +642,7 @@ class KeptPlan(Operator):
 
     def exponents(self, i0: int, i1: int) -> Any:
         """Return exponents, -inf for skipped pairs, except in rows and columns that keep no pair."""
-        x = self.whole.exponents(i0, i1)
+        x = self.full.exponents(i0, i1)
         skipped, rows, cols = self.skips
         lonely = skipped.all(1)[:, None] | skipped.all(0)
         absent = np.take((skipped & ~lonely)[rows[i0:i1]], cols, axis=1)

@@ -31,15 +31,15 @@ TINY = np.finfo(np.float64).tiny
 
 def log_kernel(problem: Problem) -> F64:
     log_a, log_b = problem.log_reference
-    log_k = log_a[:, None] + log_b[None, :] - whole(problem.cost, np.inf) / problem.reg
+    log_k = log_a[:, None] + log_b[None, :] - dense_costs(problem.cost, np.inf) / problem.reg
     c = problem.c
     with np.errstate(divide="ignore"):
         if c is not None:
-            log_k = log_k + np.log(whole(c, 0.0))
+            log_k = log_k + np.log(dense_costs(c, 0.0))
         return np.asarray(log_k)
 
 
-def whole(cost: Cost, absent: float) -> F64:
+def dense_costs(cost: Cost, absent: float) -> F64:
     """Return the matrix in float64, with ``absent`` where a sparse matrix stores no entry."""
     M = np.asarray(cost.array, np.float64)
     if cost.operator == "pairs":
@@ -408,7 +408,7 @@ class ReferenceWorkspace:
 class ReferencePlan(Operator):
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         super().__init__(*parts_of(problem))
-        self.M = whole(problem.cost, np.inf)
+        self.M = dense_costs(problem.cost, np.inf)
         self.P = scaled(log_u, log_v, log_kernel(problem))
         self.set_exponents(*problem.exponents(log_u, log_v))
 

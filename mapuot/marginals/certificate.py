@@ -28,7 +28,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     q_k = a_k u_k^(-reg / rho_k). The hard marginal that a pass met last is off by up to delta; rescaling the plan to
     meet it moves the other marginals by delta once more. ``eta`` bounds the relative error of stored kernels. All sums
     share this error: they belong to a plan P' of costs that are off by reg eta. P' is feasible for the true costs, too,
-    and KL(P' | plan of log_u) <= eta^2 / 2. A state that is not whole has a dual value only.
+    and KL(P' | plan of log_u) <= eta^2 / 2. A state that is not complete has a dual value only.
     """
     reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
     worth = state.worth
@@ -55,7 +55,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     noise = (64 + problem.log_sizes) * terms  # rounding of masses; the next line adds the rounding of sums
     noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
     moved = reg * mass * delta + slipped + UNIT * noise
-    sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
+    sound = state.is_complete and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
     if sound:
         root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl)
         d = root * root * (1 + 6 * delta) / (1 - delta) / mass / reg
@@ -65,10 +65,10 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     stored = eta * eta * (0.5 + eta)
     error = (plan_error(d + stored) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
     root += eta * math.sqrt(kl) if sound else 0.0  # for the plan itself, with the true costs
-    whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
-    if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
+    all_terms = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
+    if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.is_complete)):
         return PassCertificate()
-    gap = math.inf if missed > allowed * mass else whole
+    gap = math.inf if missed > allowed * mass else all_terms
     rounding = plan_error(stored) + 2 * delta, 2 * (delta + slip) * math.sqrt(len(problem.shape))
     return PassCertificate(gap, error, dual - moved - eta * reg * mass, moved, terms, rounding)
 
@@ -85,7 +85,7 @@ class CertifiedBody(Body):
 
     For Newton's steps subclasses define these methods:
 
-    tangent(found)     the map d -> sum over l != k of P_kl d_l at the points of all k, for a whole plan
+    tangent(found)     the map d -> sum over l != k of P_kl d_l at the points of all k, for a complete plan
     stepped(found, y)  the state after a step y of all log u, to first order
     """
 
@@ -103,7 +103,7 @@ class CertifiedBody(Body):
         return self.translated(self.last, self.lam)
 
     def completed(self) -> State:
-        """Make the plan of the last pass whole."""
+        """Complete the plan of the last pass."""
         self.complete(self.last)
         return self.translated(self.last, self.lam)
 
@@ -125,7 +125,7 @@ class CertifiedBody(Body):
 
 
 class MarginalsNewton(Newton):
-    """Newton's steps of all potentials that are not free, towards all hard marginals; they certify only whole plans."""
+    """Newton's steps of potentials that are not free, towards all hard marginals; they certify complete plans only."""
 
     def __init__(self, problem: MultiProblem) -> None:
         given = [k for k, x in enumerate(problem.marginals) if not x.free]
@@ -143,7 +143,7 @@ class MarginalsNewton(Newton):
         """Find the step from the last pass; set ``stat.error`` to its bound, which replaces the missed mass."""
         if workspace.found is None:
             return GIVES_UP
-        if not workspace.found.whole:
+        if not workspace.found.is_complete:
             workspace.conclude(stat)
         body, record = workspace.body, self.record
         value = body.certified(workspace.found, math.inf)

@@ -273,10 +273,10 @@ class MultiProblem:
         if not 0 < reference_mass < math.inf:
             raise ValueError("masses must have a product that is positive and finite: rescale them")
         used = [w > 0 for w in weights]
-        whole = {pair for pair, (_, _, whole) in ranges.items() if whole}
-        if len(whole) < len(ranges):
+        full = {pair for pair, (_, _, is_full) in ranges.items() if is_full}
+        if len(full) < len(ranges):
             if array is None:
-                used = reachable(edges, whole, used)
+                used = reachable(edges, full, used)
             else:
                 used = array.reachable(used)
         marginals, constant = as_marginals(weights, used, rho)
@@ -286,8 +286,8 @@ class MultiProblem:
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
         labels = None
         if 0 < len(edges) < len(marginals):
-            labels = parts_of(edges, whole, [len(x.kept) for x in marginals])
-        check_parts(marginals, edges, whole)
+            labels = parts_of(edges, full, [len(x.kept) for x in marginals])
+        check_parts(marginals, edges, full)
         return cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels, xp=xp)
 
 

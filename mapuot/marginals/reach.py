@@ -17,11 +17,11 @@ from ..problem.validate import MASS_TOLERANCE, name_points
 Edges = dict[tuple[int, int], Any]
 
 
-def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> list[Any]:
-    """Find the points through which some plan can go; ``used``: points with mass, ``whole``: edges without inf."""
+def reachable(edges: Edges, full: set[tuple[int, int]], used: list[Any]) -> list[Any]:
+    """Find the points through which some plan can go; ``used``: points with mass, ``full``: edges without inf."""
     if len(edges) == len(used):
         return in_triangle({pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}, used)
-    masks = {pair: None if pair in whole else finite_pairs(cost) for pair, cost in edges.items()}
+    masks = {pair: None if pair in full else finite_pairs(cost) for pair, cost in edges.items()}
     changed = True
     used = [x.copy() for x in used]
     while changed:  # a point needs a partner along each of its edges; in a tree this is sufficient
@@ -83,12 +83,12 @@ def oriented(edges: Any, i: int, j: int) -> Any:
     return edges[j, i].transpose()
 
 
-def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> list[Any] | None:
+def parts_of(edges: Edges, full: set[tuple[int, int]], sizes: list[int]) -> list[Any] | None:
     """Find the part of each point of each marginal of a tree; None if there is only one part.
 
     All points are reachable. Hence an edge without inf connects all points: its own directly, all others through them.
     """
-    if whole:
+    if full:
         return None
     from scipy import sparse  # noqa: PLC0415 - on first use
     from scipy.sparse import csgraph  # noqa: PLC0415
@@ -121,14 +121,14 @@ def parts_between(cost: Cost) -> tuple[int, Any, Any]:
     return parts.count, parts.rows, parts.cols
 
 
-def check_parts(marginals: list[Any], edges: Edges, whole: set[tuple[int, int]]) -> None:
+def check_parts(marginals: list[Any], edges: Edges, full: set[tuple[int, int]]) -> None:
     """Raise `InfeasibleError` where the masses of hard marginals differ in a part of a group of edges."""
     sizes = [len(x.kept) for x in marginals]
     for group in groups_of(edges, {k for k, x in enumerate(marginals) if x.hard}):
         hard = sorted(k for k in {k for pair in group for k in pair} if marginals[k].hard)
         labels = None
         if len(hard) > 1:
-            labels = parts_of({pair: edges[pair] for pair in group}, whole & {*group}, sizes)
+            labels = parts_of({pair: edges[pair] for pair in group}, full & {*group}, sizes)
         if labels:
             compare_masses([marginals[k] for k in hard], [labels[k] for k in hard])
 

@@ -51,7 +51,7 @@ class State:
     worth: Any = None  # after a pass along a tree: sums over its plan for the certificate
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.log_s is not None
 
     @property

@@ -199,7 +199,7 @@ class Tree(CertifiedBody):
         shares: F64 = self.closed.shares
         return shares
 
-    # ---- products with the plan of a whole state ----
+    # ---- products with the plan of a complete state ----
 
     def tangent(self, found: State) -> Callable[[F64], F64]:
         r = found.marginals(self.problem)

@@ -95,11 +95,11 @@ def as_it_is(result: Result, scale_cost: float = 1.0, scale_mass: float = 1.0) -
     return result
 
 
-def in_core(options: Options, larger: int, symmetric: bool, more: list[str], whose: str = "") -> str:
+def in_core(options: Options, n_larger: int, symmetric: bool, more: list[str], whose: str = "") -> str:
     """Return the text of `Result.how` for a problem that the core solved in one call."""
     if symmetric:
         more = [*more, "one potential"]
-    return in_words(f"{options.precision} tiles", larger, *more, f"one call of the core{whose}")
+    return in_words(f"{options.precision} tiles", n_larger, *more, f"one call of the core{whose}")
 
 
 def is_plain(task: BatchProblem) -> Any:
@@ -175,7 +175,7 @@ class PlainResult(LazyResult):
     @cached_property
     def how(self) -> str:  # type: ignore[override]
         more = [FORMED] * isinstance(self._cost, FormedCosts) + newton_words(self._found.products)
-        return in_core(self.options, self._found.larger, self._found.symmetric, more)
+        return in_core(self.options, self._found.n_larger, self._found.symmetric, more)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         yield 0, self.plan  # one block: the plan is small

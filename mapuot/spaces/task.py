@@ -224,11 +224,11 @@ class Task:
         features = self.feature_cost(r, s, shared, whole)
         return self.plan_of_moments(r, s, cross, features, *zip(*terms, strict=True))
 
-    def feature_cost(self, r: F64, s: F64, shared: F64, whole: Any) -> float:
-        """Return <P, F>; ``shared``: P g; ``whole``: P if the features are given as a matrix F."""
+    def feature_cost(self, r: F64, s: F64, shared: F64, plan: Any) -> float:
+        """Return <P, F>; ``shared``: P g; ``plan``: P if the features are given as a matrix F."""
         f, g = self.f, self.g
         if self.F is not None:
-            return float((whole * self.F).sum())
+            return float((plan * self.F).sum())
         return float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
 
     @property

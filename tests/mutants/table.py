@@ -234,7 +234,7 @@ TABLE = {
         "d{{ + stored) + missed / mass~>)}}",
         "{{root * root * (1 + 6 * delta) / (1 - delta) / mass / reg~>0.1 * root * root / mass / reg}}",
         "{{(2 * delta + slip) * math.sqrt(kl)~>0.0}}", "{{reg * mass * delta + }}slipped",
-        "{{state.whole and 0 <= }}gap", "{{math.inf if missed > allowed * mass else }}whole",
+        "{{state.is_complete and 0 <= }}gap", "{{math.inf if missed > allowed * mass else }}all_terms",
         "slipped = {{~>0 * }}sum(rho", "moved{{ - eta * reg * mass}}", "+ {{missed / mass~>0.0}}", "delta < {{0~>1}}.1",
         "+ {{moved + }}2 * eta",
     ]),

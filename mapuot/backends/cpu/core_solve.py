@@ -57,7 +57,7 @@ class CoreAnswer(NamedTuple):
     low: float
     high: float
     forbidden: bool
-    larger: int  # number of stages at larger regs that came first
+    n_larger: int  # number of stages at larger regs that came first
     symmetric: bool  # passes used one potential
     products: int  # for Newton's step towards hard columns
 
