@@ -147,42 +147,44 @@ def stages(
     stalled passes over kinks are made again without extrapolation, which kinks mislead. On a GPU there are no products
     between hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
     """
-    reg, tol, storage, depth = problem.reg, options.tol, options.precision, options.anderson_depth
+    own = Stage(problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE)
     found = climb(problem, options, most // 2)
     is_first = not found
-    leave_above = math.inf
     if found:
         found[0] = found[0]._replace(from_zeros=True)
-        leave_above = math.inf if skips else STAGES.warm_error
+    leave_above = math.inf if skips or is_first else STAGES.warm_error
+    from_start = own._replace(leave_above=leave_above)  # passes from potentials that are given, or from a rough solve
     factors = factors_serve(problem, options, backend)
     small = STAGES.kept_below * (problem.M_max - problem.M_min)
-    own = []
-    if found and reg < small and keeps_pairs(problem, options, backend):
+    on_kept_pairs: list[Stage] = []
+    if found and problem.reg < small and keeps_pairs(problem, options, backend):
         found = [stage._replace(on_kept_pairs=stage.reg < small) for stage in found]
-        own = [Stage(reg, tol, storage, depth, most // 2, UNDONE, on_kept_pairs=True)]
-    found += [*own, Stage(reg, tol, storage, depth, most, UNDONE, from_zeros=is_first)]
+        on_kept_pairs = [own._replace(most=most // 2, on_kept_pairs=True)]
+    found += [*on_kept_pairs, own._replace(from_zeros=is_first)]
     if options.symmetric:
-        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave_above=leave_above))
-        together = min(most, STAGES.most_together)
-        found.insert(0, Stage(reg, tol, storage, depth, together, UNDONE, symmetric=True))
-    elif warm or skips:
-        found.insert(0, Stage(reg, tol, storage, depth, most, UNDONE, leave_above=leave_above))
-        found[:0] = own * (skips and not warm)
-    kinks = depth > 0 and not factors and (problem.rows.kind.kinks or problem.cols.kind.kinks)
-    if kinks:
-        found.append(Stage(reg, tol, storage, 0, most, STALLED))
-    wider = escalate and storage == "float32" and not problem.cost.wide
+        together = own._replace(most=min(most, STAGES.most_together), symmetric=True)
+        found = [together, from_start, *found]
+    elif skips and not warm:
+        found = [*on_kept_pairs, from_start, *found]
+    elif warm:
+        found = [from_start, *found]
+    plain = own._replace(anderson_depth=0, after=STALLED)  # without extrapolation
+    has_kinks = problem.rows.kind.kinks or problem.cols.kind.kinks
+    repeats_plainly = own.anderson_depth > 0 and not factors and has_kinks
+    if repeats_plainly:
+        found.append(plain)
+    wider = escalate and own.storage == "float32" and not problem.cost.wide
     if wider:
-        after = FAILED if kinks or factors else NO_ANSWER
-        found.append(Stage(reg, tol, "float64", depth, most, after))
-        if kinks:
-            found.append(Stage(reg, tol, "float64", 0, most, STALLED))
+        after = FAILED if repeats_plainly or factors else NO_ANSWER
+        found.append(own._replace(storage="float64", after=after))
+        if repeats_plainly:
+            found.append(plain._replace(storage="float64"))
     if factors:
         found = before_steps(found, problem, options, most, backend)
-        finest = "float64" if wider else storage
+        finest = "float64" if wider else own.storage
         demands = any(side.demands and side.rho_range[1] > 0 for side in problem.sides)
         vanished: tuple[str, ...] = FAILED if demands else ()  # else a plan may have less mass than float64 holds
-        steps = Stage(reg, tol, finest, depth, most, (*STALLED, *vanished), with_factors=True)
+        steps = own._replace(storage=finest, after=(*STALLED, *vanished), with_factors=True)
         found.append(steps._replace(patience=found[-1].patience))
     return tuple(found)
 
