@@ -31,9 +31,12 @@ from ..penalties import F64
 from .settings import FACTORS
 
 LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
+FIRST_SHIFT = 1e-4  # of the diagonal, times the share that columns miss; from LEAST_SHIFT a start takes up to 9 factors
 MOST_SHIFT = 0.1  # of the diagonal: with a larger shift the step is cut instead
 SHIFT_GROWS = 20.0  # factor of a shift that is too small, at least
 SHIFT_FALLS = 1e-3  # factor of the shift from one step to the next
+SLOW_FALL = 0.1  # the same after a step that leaves more than SLOW of what columns miss: the shift is needed again
+SLOW = 0.3
 LONGEST = 100.0  # nats that a step may move a potential: 30 take 1.2 to 1.6 times the factors, 10 more steps too
 FARTHEST = 1e7  # nats that a doubled step may move a potential: without a plan the dual value has no bound
 BETWEEN_GROUPS = 3.0  # nats: a longer step is also tried at twice its length
@@ -237,19 +240,21 @@ def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STE
     """Make steps until columns miss at most ``allowed`` of the mass, or no step gains."""
     work.meet_columns(places)
     missed, _, _, rounding, _ = begin(work, places)
-    shifts = np.zeros(len(places))
+    shifts = FIRST_SHIFT * np.where(missed < 1.0, missed, 1.0)  # of the next step
     moves = np.ones(len(places), bool)
     factors = 0
     for _ in range(most):
         left = np.flatnonzero(moves & ~(missed <= np.maximum(allowed, rounding)))
         if not len(left):
             break
-        step, shifts[left] = find_step(work, places[left], SHIFT_FALLS * shifts[left])
+        before = missed[left]
+        step, made = find_step(work, places[left], shifts[left])
         factors += step.factors
         gains, reached = search(work, places[left], step)
         moves[left] = gains
         missed[left[gains]] = reached.missed[gains]
         rounding[left[gains]] = reached.rounding[gains]
+        shifts[left] = made * np.where(missed[left] > SLOW * before, SLOW_FALL, SHIFT_FALLS)
         work.accept(places[left[gains]])
     return Descent(missed, rounding, factors)
 
