@@ -17,6 +17,7 @@ from ..processor import default_threads, thread_count
 from ..threads import each
 
 FEW_PASSES = 64  # judged in a millisecond: a thread of their own saves no time
+FEW_NUMBERS = 1 << 14  # of masses on the host: their vectors are made there, and sent at once
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
@@ -26,9 +27,8 @@ def factored_start(backend: Backend, task: Problem, options: Options, starts: li
     On a GPU all arrays stay on the device.
     """
     exponents = exponents_of(backend, task, options.threads)
-    xp = namespace(exponents)
-    starts = [LevelStart(level, *(xp.asarray(host(x))[None] for x in logs)) for level, *logs in starts]
-    log_v, factors = improved(xp, task, exponents, task.rows.weight, task.cols.weight, starts, options)
+    starts = [LevelStart(level, *(host(x)[None] for x in logs)) for level, *logs in starts]
+    log_v, factors = improved(task, exponents, task.rows.weight, task.cols.weight, starts, options)
     return host(log_v[0]), factors
 
 
@@ -42,18 +42,22 @@ def factored_batch(task: BatchProblem, exponents: Any, starts: list[LevelStart],
         part = slice(i0, min(i0 + step, p))
         costs = exponents(part.start, part.stop)
         own = [LevelStart(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
-        found.append(improved(namespace(costs), task, costs, task.A[part], task.B[part], own, options)[0])
+        found.append(improved(task, costs, task.A[part], task.B[part], own, options)[0])
     return namespace(found[0]).concatenate(found)
 
 
 def improved(
-    xp: Any, task: Common, exponents: Any, a: Any, b: Any, starts: list[LevelStart], options: Options
+    task: Common, exponents: Any, a: Any, b: Any, starts: list[LevelStart], options: Options
 ) -> tuple[Any, int]:  # fmt: skip
     """Improve potentials until a pass can certify the plans; return log v (p, n) and the number of factorisations.
 
     ``exponents``: -M / reg plus the logarithms of a reference matrix, (p, m, n). log v is 0 at points left out.
     """
     p, m, n = exponents.shape
+    if namespace(a) is np and p * (m + n) <= FEW_NUMBERS:
+        xp: Any = np
+    else:
+        xp = namespace(exponents)
     a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
     both_hard = all(bool(side.hard.all()) for side in task.sides)
     allowed = np.full(p, factored.allowed_miss(options.tol, (m, n), both_hard))
@@ -68,7 +72,7 @@ def improved(
         zeros = [xp.where(left_out, -np.inf, 0.0) for left_out in map(is_left_out, (rows, cols), log_c)]
         turned = m < n
         if turned:  # steps are made for the smaller side
-            costs = xp.ascontiguousarray(costs.swapaxes(1, 2))
+            costs = namespace(costs).ascontiguousarray(costs.swapaxes(1, 2))
             rows, cols = cols, rows
             log_c = log_c[::-1]
             zeros = zeros[::-1]
@@ -77,7 +81,7 @@ def improved(
         with work.working():
             factors = factored.improve(work, allowed, starts, task.range_over_reg)
     found = work.best[0 if turned else 1]
-    return xp.where(xp.isfinite(found), found, 0.0), factors
+    return np.where(np.isfinite(found), found, 0.0), factors
 
 
 def unit_masses(xp: Any, sides: Any, a: Any, b: Any) -> Any:
@@ -111,7 +115,9 @@ def plans_of(threads: int | None, costs: Any, log_c: Any, sides: Any, log_u: Any
 
     if all(side.penalty in ("kl", "balanced") for side in sides):
         return DevicePlans(costs, log_c, sides, log_u, log_v)
-    return DeviceArrayPlans(costs, log_c, sides, log_u, log_v)
+    xp = namespace(costs)
+    sides = [Margin(side.penalty, *(x if x is None else xp.asarray(x) for x in side[1:])) for side in sides]
+    return DeviceArrayPlans(costs, [*map(xp.asarray, log_c)], sides, xp.asarray(log_u), xp.asarray(log_v))
 
 
 def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:

@@ -173,8 +173,8 @@ CASES = {
     ),
     "steps with a factor": (
         "factored.cu", {"STORE": 0},
-        dict.fromkeys(("meet_rows", "meet_columns", "sum_columns", "judge_plans", "accept_trials", "form_rows",
-                       "shift_rows", "find_residuals", "judge_steps"), (64, 0)) | {"solve_triangles": (64, 8)},
+        dict.fromkeys(("meet_rows", "meet_columns", "sum_columns", "accept_trials", "mirror_products", "shift_rows"),
+                      (64, 0)) | dict.fromkeys(("solve_triangles", "find_residuals"), (64, 8)),
     ),
     "tree": ("tree_pass.cu", {"STORE": 0}, TREE),
     "clusters": ("coarse.cu", {"STORE": 1, "COST": 1}, CLUSTERS),

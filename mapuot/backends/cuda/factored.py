@@ -1,67 +1,93 @@
 """Plans and equations of Newton's steps with a factor, by src_cuda/dense/factored.cu, cuBLAS and cuSOLVER.
 
-`DevicePlans` is a twin of backends/array_plans.py for KL and hard sides. A step of it takes ten launches, whatever the
-number of problems.
+`DevicePlans` is a twin of backends/array_plans.py for KL and hard sides. A step of it takes five launches and two waits
+beside the product and the factor, whatever the number of problems.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import cupy as cp
 import numpy as np
+from cupy import cublas
 
-from ...arrays import host
+from ...arrays import host, namespace
 from ...penalties import F64
 from .. import records
 from ..array_plans import ArrayPlans
 from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Margin, StepNumbers, TrialNumbers
 from .arrays import pinned
 from .kernels import Job, by_value, kernel
+from .launch import Launch
 
 FACTORED = records.read("factored.cu")["Factored"]
 THREADS, COLUMNS, GROUPS, TILE = 256, 32, 16, 32
 FEW = 2  # equations that are solved in less time one by one than in a batch, where they are small
 FEW_OF = 250  # unknowns for each of these: 4 equations of 1000 and 16 of 4000 (H200, cupyx.lapack.posv beside cholesky)
 WAITING = 16  # requests that may wait in pinned memory: at most 5 lie between two answers
+KERNELS = (
+    "meet_rows", "sum_columns", "meet_columns", "accept_trials", "mirror_products", "shift_rows", "solve_triangles",
+    "find_residuals",
+)  # fmt: skip
+# vectors of the last accepted steps, and of the last trials
+TRIALS = {"log_u": "next_u", "log_v": "next_v"} | {name: f"next_{name}" for name in ("r", "s", "q", "size")}
 JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of the file
 
 
 class DevicePlans:
-    """A `FactoredPlans` of backends/factored.py; parameters as of `ArrayPlans`, all CuPy arrays."""
+    """A `FactoredPlans` of backends/factored.py; parameters as of `ArrayPlans`: costs on the device, vectors anywhere.
+
+    A launch for one problem has its request in the record, which is an argument of the kernel: nothing is copied. The
+    numbers that judge trials and steps are written to the host's memory.
+    """
 
     def __init__(
         self, costs: Any, log_c: tuple[Any, Any], sides: tuple[Margin, Margin], log_u: Any, log_v: Any
     ) -> None:
         p, m, n = self.count, self.m, self.n = costs.shape
         self.costs = cp.ascontiguousarray(costs)
-        self.log_u = cp.array(log_u, order="C")
-        self.log_v = cp.array(log_v, order="C")
-        self.best = self.log_u.copy(), self.log_v.copy()
         # on the host: a reduction of CuPy is compiled for ranges of shapes, 3 s each (H200)
         self.all_hard = not any((host(side.k) > 0).any() for side in sides)
+        self.used = np.isfinite(log_u), np.isfinite(log_v)
         self.slope = np.zeros(p)  # <y, q - s> of the last steps
-        self.y = cp.zeros((p, n))
+        rows, cols = ({"weight": side.weight, "k": side.k, "log_c": x} for side, x in zip(sides, log_c, strict=True))
+        inputs = [log_u, log_v, *rows.values(), *cols.values()]
+        xp = np if namespace(*inputs) is np else cp
+        self.inputs = cp.asarray(xp.concatenate([xp.asarray(x, np.float64).ravel() for x in inputs]))
+        names = ("log_u", "log_v", "a", "k_rows", "log_c_rows", "b", "k_cols", "log_c_cols")
+        sizes = p * m, p * n, *[p * m] * 3, *[p * n] * 3
+        places = self.parts(self.inputs, zip(names, sizes, strict=True))
+        words = dict.fromkeys(("next_u", "r", "next_r", "back", "row_gain"), p * m)
+        words |= dict.fromkeys(("next_v", "s", "next_s", "q", "next_q", "size", "next_size"), p * n)
+        words |= dict.fromkeys(("soft", "col_gain", "own", "y"), p * n) | {"added": p, "arrived": p}
+        self.vectors = cp.zeros(sum(words.values()))
+        places |= self.parts(self.vectors, words.items())
+        self.log_u, self.next_u = (places[name].reshape(p, m) for name in ("log_u", "next_u"))
+        self.log_v, self.next_v = (places[name].reshape(p, n) for name in ("log_v", "next_v"))
+        self.best = self.log_u.copy(), self.log_v.copy()
         self.weighed = cp.empty((p, m, n))
-        rows = {name: cp.zeros((p, m)) for name in ("r", "next_u", "next_r", "back", "row_gain")}
-        names = "s", "q", "next_v", "next_s", "next_q", "soft", "col_gain", "own", "size", "right"
-        columns = {name: cp.zeros((p, n)) for name in names}
-        inputs = dict(zip("ab", (cp.ascontiguousarray(side.weight) for side in sides), strict=True))
-        inputs |= {name: cp.ascontiguousarray(x.k) for name, x in zip(("k_rows", "k_cols"), sides, strict=True)}
-        inputs |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
-        self.numbers = cp.empty((p, 4))
-        self.answers = pinned(4 * p).reshape(p, 4)
+        self.answers = pinned(4 * p)
+        self.slots = np.zeros(p, int)
+        self.record = np.zeros((), FACTORED)
+        numbers = {"m": m, "n": n, "all_hard": self.all_hard, "level": 1.0, "residual": RESIDUAL}
+        numbers |= {"rounding": GAIN_ROUNDING, "exponents": EXPONENT_ROUNDING, "constant": CONSTANT}
+        numbers |= {"numbers": self.answers.__array_interface__["data"][0]}
+        records.put(self.record, numbers | places | {"costs": self.costs, "weighed": self.weighed})
+        self.launches = {name: Launch(kernel(JOB[0], name, **JOB[2]), 0, (by_value(self.record),)) for name in KERNELS}
         self.requests = cp.empty((p, 3))
         self.waiting = pinned(WAITING * 3 * p).reshape(WAITING, p, 3)
         self.sent = 0
-        self.arrays = inputs | rows | columns | {"added": cp.zeros(p), "numbers": self.numbers, "costs": self.costs}
-        self.arrays["requests"] = self.requests
-        self.arrays |= {"log_u": self.log_u, "log_v": self.log_v, "y": self.y, "weighed": self.weighed}
-        self.record = np.zeros((), FACTORED)
-        sizes = {"m": m, "n": n, "all_hard": self.all_hard, "level": 1.0}
-        sizes |= {"rounding": GAIN_ROUNDING, "exponents": EXPONENT_ROUNDING, "constant": CONSTANT, "residual": RESIDUAL}
-        records.put(self.record, sizes)
-        records.put(self.record, self.arrays)
+
+    @staticmethod
+    def parts(block: Any, sizes: Iterable[tuple[str, int]]) -> dict[str, Any]:
+        """Return named parts of a block, one behind the other."""
+        found = {}
+        at = 0
+        for name, count in sizes:
+            found[name] = block[at : at + count]
+            at += count
+        return found
 
     def set_level(self, level: float) -> None:
         self.record["level"] = level
@@ -74,8 +100,11 @@ class DevicePlans:
 
     def place(self, places: Any, log_u: Any, log_v: Any) -> None:
         which = self.of(places)
-        for x, given in ((self.log_u, cp.asarray(log_u)), (self.log_v, cp.asarray(log_v))):
-            x[which] = cp.where(cp.isfinite(x[which]), cp.where(cp.isfinite(given), given, 0.0), -np.inf)
+        for x, given, used in zip((self.log_u, self.log_v), (log_u, log_v), self.used, strict=True):
+            xp = np if namespace(given, used) is np else cp
+            some = xp.asarray(used)[which if xp is cp or len(places) == self.count else places]
+            start = xp.asarray(given)
+            x[which] = cp.asarray(xp.where(some, xp.where(xp.isfinite(start), start, 0.0), -np.inf))
 
     def scale(self, places: Any, factor: float) -> None:
         which = self.of(places)
@@ -94,20 +123,25 @@ class DevicePlans:
         cp.cuda.get_current_stream().synchronize()
 
     def request(self, places: Any, slots: Any, numbers: Any) -> None:
-        """Send the entries of the next launches: problems, the slots of their equations, and a number for each."""
+        """Set the entries of the next launches: problems, the slots of their equations, and a number for each."""
+        if len(places) == 1:
+            (own, slot, number) = (np.ravel(x)[0] for x in (places, slots, numbers))
+            records.put(self.record, {"requests": None, "problem": own, "slot": slot, "number": number})
+            return
         self.sent = (self.sent + 1) % WAITING
         entries = self.waiting[self.sent, : len(places)]
         for column, given in zip(entries.T, (places, slots, numbers), strict=True):
             column[:] = given
         self.requests[: len(places)].set(entries, stream=cp.cuda.get_current_stream())
+        records.put(self.record, {"requests": self.requests})
 
     def launch(self, name: str, blocks: int, threads: int = THREADS) -> None:
-        kernel(JOB[0], name, **JOB[2])((blocks,), (threads,), (by_value(self.record),))
+        self.launches[name](blocks, threads, cp.cuda.get_current_stream().ptr)
 
     def read_numbers(self, count: int) -> F64:
-        """Return the four numbers of each entry."""
-        found: F64 = self.numbers[:count].get(out=self.answers[:count])
-        return found.T.copy()
+        """Wait, and return the four numbers of each entry."""
+        cp.cuda.get_current_stream().synchronize()
+        return self.answers[: 4 * count].reshape(count, 4).T.copy()
 
     def meet_columns(self, places: Any) -> None:
         self.request(places, 0, 0)
@@ -118,23 +152,37 @@ class DevicePlans:
         self.request(places, 0, lengths)
         self.launch("meet_rows", count * self.m)
         self.launch("sum_columns", count * -(-self.n // COLUMNS), COLUMNS * GROUPS)
-        self.launch("judge_plans", count)
         missed, gain, noise, rounding = self.read_numbers(count)
         return TrialNumbers(missed, gain, noise, rounding, lengths * self.slope[places])
 
     def accept(self, places: Any) -> None:
-        if len(places):
+        if len(places) == self.count:  # the trials become the problems' own, and their memory is for later trials
+            for own, other in TRIALS.items():
+                self.record[own], self.record[other] = self.record[other].copy(), self.record[own].copy()
+            self.log_u, self.next_u = self.next_u, self.log_u
+            self.log_v, self.next_v = self.next_v, self.log_v
+        elif len(places):
             self.request(places, 0, 0)
             self.launch("accept_trials", len(places))
 
     def form_equations(self, places: Any) -> None:
-        weighed = self.weighed[self.of(places)]
-        self.gram = cp.matmul(weighed.swapaxes(1, 2), weighed)
-        self.slots = np.zeros(self.count, int)
-        self.slots[places] = np.arange(len(places))
-        records.put(self.record, {"gram": self.gram})
-        self.request(places, self.slots[places], 0)
-        self.launch("form_rows", len(places) * self.n)
+        count = len(places)
+        n = self.n
+        self.slots[places] = np.arange(count)
+        if self.in_turn(count):
+            self.gram = cp.empty((count, n, n))
+            for out, place in zip(self.gram, places, strict=True):
+                cublas.syrk("T", self.weighed[int(place)], out=out, lower=True)
+            records.put(self.record, {"gram": self.gram})
+            self.launch("mirror_products", count * (-(-n // TILE)) ** 2, TILE * TILE)
+        else:
+            weighed = self.weighed[self.of(places)]
+            self.gram = cp.matmul(weighed.swapaxes(1, 2), weighed)
+            records.put(self.record, {"gram": self.gram})
+
+    def in_turn(self, count: int) -> bool:
+        """Tell whether so many equations are made and solved one by one."""
+        return count <= max(FEW, self.n // FEW_OF)
 
     def solve(self, places: Any, shifts: F64) -> StepNumbers:
         count = len(places)
@@ -145,17 +193,18 @@ class DevicePlans:
         records.put(self.record, {"shifted": shifted, "wanted": wanted, "rest": rest})
         self.request(places, self.slots[places], shifts)
         self.launch("shift_rows", count * n)
-        if count > max(FEW, n // FEW_OF):
+        if self.in_turn(count):
+            from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
+
+            # transposed: it copies them to Fortran's order
+            found = [posv(S.T, right) for S, right in zip(shifted, wanted, strict=True)]
+            y = found[0] if count == 1 else cp.stack(found)
+            records.put(self.record, {"wanted": y})
+        else:
             factor = cp.linalg.cholesky(shifted)  # has a name: the record holds its address only
             records.put(self.record, {"factor": factor})
             self.launch("solve_triangles", count, TILE * TILE)
-        else:
-            from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
-
-            y = cp.stack([posv(*one) for one in zip(shifted, wanted, strict=True)])
-            records.put(self.record, {"wanted": y})
         self.launch("find_residuals", count * n)
-        self.launch("judge_steps", count)
         solved, far, slope, _ = self.read_numbers(count)
         self.slope[places] = slope
         return StepNumbers(solved > 0, far)
