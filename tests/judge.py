@@ -201,6 +201,8 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None, translation:
             unit = 2.0**-24
         else:
             unit = UNIT
+        if isinstance(problem.reference, str) and problem.reference == "product":
+            logs += [largest_log(problem.side(k)[1]) for k in (0, 1)]  # exponents hold log a and log b
         exponent = 4 * unit * (8 + sum(logs) + float(M.max() / reg))
         for k, x in enumerate((log_u, log_v)):
             kind, weight, rho = problem.side(k)
@@ -387,6 +389,12 @@ def marginal_failures(problem: Any, claim: Claim, mine: Measure, storage: float)
             text = f"{name} differs from the plan's by {off:.2e} of the mass, error_bound {bound:.2e}"
             found.append(Failure(name, off / (rounding + bound), f"{text} ({claim.status})"))
     return found
+
+
+def largest_log(weight: Any) -> float:
+    """Return the largest |log| of the masses, without masses below 1e-20 of the largest, which round nothing."""
+    heavy = weight[weight > 1e-20 * np.max(weight, initial=0.0)]
+    return float(np.abs(np.log(heavy)).max(initial=0.0))
 
 
 def size_of(x: Any) -> Any:

@@ -57,8 +57,8 @@ def standard_error(result: Any, draws: Any = None) -> Any:
     """
     slopes.check_sides(result.problem)
     sides = sides_of(result)
-    variance = sum(variance_of(*side, n) for side, n in zip(sides, as_draws(draws), strict=True))
-    error = np.where(np.isin(result.status, FAILED), np.inf, np.sqrt(variance))
+    parts = (error_of_side(*side, n) for side, n in zip(sides, as_draws(draws), strict=True))
+    error = np.where(np.isin(result.status, FAILED), np.inf, np.hypot(*parts))
     if isinstance(result.problem, BatchProblem):
         return error
     return float(error)
@@ -91,15 +91,23 @@ def slope_with_mass(result: Any, rows: bool) -> Any:
     return slopes.mass_slope_of(p, xp.where(weight > 0, f, 0.0), rows, other)
 
 
-def variance_of(weight: F64, slope: F64, draws: float | None) -> Any:
-    """Return the part of one side in se^2; inf for one draw."""
+def error_of_side(weight: F64, slope: F64, draws: float | None) -> Any:
+    """Return the part of one side in se, whose squares add up; inf for one draw."""
     total = weight.sum(-1, keepdims=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        apart = slope - (weight * slope).sum(-1, keepdims=True) / total
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        share = weight / total
+        apart = total * (slope - (share * slope).sum(-1, keepdims=True))
         if draws is not None:
-            return total[..., 0] * (weight * apart**2).sum(-1) / (draws - 1)
+            return norm(np.sqrt(share / (draws - 1)) * apart)
         n = (weight > 0).sum(-1)
-        return np.where(n > 1, ((weight * apart) ** 2).sum(-1) * n / (n - 1), np.inf)
+        return np.where(n > 1, norm(share * apart) * np.sqrt(n / (n - 1)), np.inf)
+
+
+def norm(x: F64) -> Any:
+    """Return the root of the sum of squares along the last axis; squares of 1e200, or of 1e-200, are no numbers."""
+    unit = np.abs(x).max(-1, initial=0.0)
+    unit = np.where(np.isfinite(unit) & (unit > 0), unit, 1.0)
+    return unit * np.sqrt(((x / unit[..., None]) ** 2).sum(-1))
 
 
 def self_slope(result: Any) -> F64:
@@ -110,10 +118,9 @@ def self_slope(result: Any) -> F64:
 
 def error_of_divergence(ab: Any, slope_a: Any, slope_b: Any, draws: Any = None) -> F64:
     """Return standard errors (p,) of OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2; ``slope_a``, ``slope_b``: `self_slope`."""
-    variance: Any = 0.0
-    for (weight, slope), own, n in zip(sides_of(ab), (slope_a, slope_b), as_draws(draws), strict=True):
-        variance = variance + variance_of(weight, slope - own[:, : slope.shape[1]], n)
-    return np.where(np.isin(ab.status, FAILED), np.inf, np.sqrt(variance))
+    sides = zip(sides_of(ab), (slope_a, slope_b), as_draws(draws), strict=True)
+    parts = (error_of_side(weight, slope - own[:, : slope.shape[1]], n) for (weight, slope), own, n in sides)
+    return np.where(np.isin(ab.status, FAILED), np.inf, np.hypot(*parts))
 
 
 def as_draws(draws: Any) -> tuple[int | None, int | None]:

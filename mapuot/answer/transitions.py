@@ -18,7 +18,7 @@ from ..status import FAILED
 from . import slopes
 from .curvature import potentials_moved
 from .implicit import MOST_STEPS, TOL
-from .standard_error import as_draws, variance_of
+from .standard_error import as_draws, error_of_side
 
 
 class Estimate(NamedTuple):
@@ -158,8 +158,6 @@ def errors_of(result: Any, by_masses: MassSlopes, draws: tuple[int | None, int |
     """Return the standard errors of the numbers with these derivatives; inf if the solve failed."""
     if result.status in FAILED:
         return np.full(len(by_masses.a), np.inf)
-    variance: Any = 0.0
-    for side, slope, n in zip(result.problem.sides, by_masses, draws, strict=True):
-        weight = np.broadcast_to(host(side.weight), slope.shape)
-        variance = variance + variance_of(weight, slope, n)
-    return np.asarray(np.sqrt(variance))
+    sides = zip(result.problem.sides, by_masses, draws, strict=True)
+    parts = (error_of_side(np.broadcast_to(host(side.weight), slope.shape), slope, n) for side, slope, n in sides)
+    return np.asarray(np.hypot(*parts))

@@ -614,7 +614,7 @@ def evening(mass_a: Any, mass_b: Any) -> Any:
 
     Balanced masses that differ by rounding have no plan: potentials would grow without end.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.divide(mass_a, mass_b)
         uneven = (abs(ratio - 1) > EVEN) & (abs(ratio - 1) <= 2 * MASS_TOLERANCE)
     return np.where(uneven, ratio, 1.0)

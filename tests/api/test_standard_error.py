@@ -148,3 +148,17 @@ def test_wrong_draws_are_refused(draws):
         mapuot.solve(np.ones((3, 4)), reg=1.0, reg_m=1.0).standard_error(draws)
     with pytest.raises(ValueError, match=r"reg_m\[0\] must be one number"):
         mapuot.solve(np.ones((3, 4)), reg=1.0, reg_m=0.3, penalty="tv").standard_error()
+
+
+@pytest.mark.parametrize("unit", [1e-150, 1e170])
+def test_the_units_of_cost_and_mass(unit):
+    """Squares of slopes of 1e170 overflow, and squares of 1e-170 are 0: the error was inf, or 0."""
+    rng = np.random.default_rng(0)
+    M = rng.random((5, 6))
+    a, b = rng.random(5), rng.random(6)
+    one = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0)
+    found = mapuot.solve(unit * M, a, b, reg=0.1 * unit, reg_m=unit)
+    many = mapuot.solve_batch(unit * M, a[None], b[None], reg=0.1 * unit, reg_m=unit)
+    for draws in (None, (9, 9)):
+        np.testing.assert_allclose(found.standard_error(draws), unit * one.standard_error(draws), rtol=1e-5)
+        np.testing.assert_allclose(many.standard_error(draws), unit * one.standard_error(draws), rtol=1e-5)

@@ -46,6 +46,9 @@ EXAMPLES = {
     # log s of 17 at a rho of 4e7: the rounding of the logarithm alone
     "logarithm": (problem([[1, 0], [0, 0.17]], [1, 1], [1, 8e-4], 396.3260517187578, (38975381.3365664, 7e3),
                           ("kl", "tv"), "uniform"), FLOAT64),
+    # masses of 4e98, whose logarithms are parts of the exponents, and a value that is 1 / 50 of its terms
+    "log masses": (problem([[8.4e-4]], [4.362927823298464e98], [4.362927823298464e98], 61.90301365128409,
+                           (6.772183151438066, 6.772183151438066), ("tv", "tv")), {**FLOAT64, "tol": 2.9e-10}),
     # M / reg of 2e16: exponents without a digit, which certify nothing
     "digits": (problem(np.full((2, 3), 1e4), [8.2e-15, 1.8e-13], [1, 1, 1], 4.584095479315625e-13, (INF, 3.8e-12),
                        reference="uniform"), {}),
