@@ -33,6 +33,7 @@ class Options:
     schedule: str = "auto"  # divide rows over threads evenly ("static") or by the threads' speed ("auto")
     symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
     last: bool = True  # this stage certifies what hard columns miss; rough stages at larger regs do not
+    by_paths: bool = False  # passes of a batch certify what hard columns miss; else Newton's step does
     leaps: bool = False  # rough Newton's steps between passes; they certify nothing
 
     @property

@@ -28,7 +28,6 @@
 #define SAFETY                                                                                                         \
     2.0 /* many marginals: safety factor; the error of the residual is divided by the least curvature so far */
 #define SINGULAR 1e-14      /* curvature relative to D of a direction that no plan can follow, or of rounding */
-#define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): rounding of column sums, relative to the mass */
 #define LONGEST 1.0         /* largest change of log v by a step that does not certify */
 #define MOST_STEPS 60
 #define UNREACHED 0.1    /* largest share of tol for hard columns with masses that underflow */
@@ -155,7 +154,7 @@ static double moved_by_rest(mapuot_newton *w, const look *at, double sides, doub
 static int judge_step(mapuot_newton *w, int singular) {
     const look at = look_at(w);
     const double sides = w->symmetric ? 2.0 : 1.0;
-    const double share = w->marginals ? w->rounding : SUMS_ROUNDING * (8.0 + sqrt((double)w->m));
+    const double share = w->marginals ? w->rounding : sums_rounding((double)w->m);
     const double noise = sides * share, most = fmax(at.far, at.soft), tail = (at.rest + share) / w->least;
     const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0);
     const double rest = moved_by_rest(w, &at, sides, noise, singular);

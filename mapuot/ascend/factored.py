@@ -7,16 +7,13 @@ import numpy as np
 from ..arrays import host, namespace
 from ..backends import factored
 from ..backends.factored import LevelStart, Margin
-from ..backends.newton import Newton
 from ..backends.operator import parts_of
 from ..backends.settings import FACTORS
 from ..contract import Backend, Options
 from ..penalties import F64, PENALTIES
 from ..problem.problem import BatchProblem, Common, Problem
-from ..processor import default_threads, thread_count
-from ..threads import each
+from ..processor import default_threads
 
-FEW_PASSES = 64  # judged in a millisecond: a thread of their own saves no time
 FEW_NUMBERS = 1 << 14  # of masses on the host: their vectors are made there, and sent at once
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
@@ -32,17 +29,18 @@ def factored_start(backend: Backend, task: Problem, options: Options, starts: li
     return host(log_v[0]), factors
 
 
-def factored_batch(task: BatchProblem, exponents: Any, starts: list[LevelStart], options: Options) -> Any:
-    """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
-    p = len(task)
+def factored_batch(task: BatchProblem, which: Any, exponents: Any, starts: list[LevelStart], options: Options) -> Any:
+    """Improve log v (q, n) of q problems of a batch like `factored_start`; ``exponents(some)``: -M / reg of some."""
     (m, n) = task.shape
     found = list[Any]()
     step = max(1, FACTORS.chunk_bytes // (8 * MATRICES * m * n))
-    for i0 in range(0, p, step):
-        part = slice(i0, min(i0 + step, p))
-        costs = exponents(part.start, part.stop)
-        own = [LevelStart(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
-        found.append(improved(task, costs, task.A[part], task.B[part], own, options)[0])
+    for i0 in range(0, len(which), step):
+        part = which[i0 : i0 + step]
+        costs = exponents(part)
+        at = namespace(costs).asarray(part)
+        own = [LevelStart(level, log_u[at], log_v[at]) for level, log_u, log_v in starts]
+        masses = (x[namespace(x).asarray(part)] for x in (task.A, task.B))
+        found.append(improved(task, costs, *masses, own, options)[0])
     return namespace(found[0]).concatenate(found)
 
 
@@ -137,29 +135,3 @@ def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:
             log_c = xp.log(xp.asarray(np.asarray(task.c), np.float64))  # inf where a sparse c stores no pair
             exponents = xp.where(xp.isneginf(exponents), -np.inf, exponents + log_c)
     return exponents[None]
-
-
-def certify_passes(task: BatchProblem, stats: Any, log_v: F64, marginals: F64, options: Options) -> Any:
-    """Certify passes that nearly meet their hard columns, without products; return which, and write all bounds.
-
-    ``stats``: records of the last pass of each problem, with its ``error``; ``log_v``, ``marginals``: (p, n).
-    """
-    rows, cols = task.sides
-    weights, log_v, marginals = (np.ascontiguousarray(host(x), np.float64) for x in (task.B, log_v, marginals))
-    errors = np.array(stats["error"])
-    holds = np.zeros(len(errors), bool)
-
-    def judge(part: slice) -> None:
-        newton = Newton(task.reg, weights[0], np.broadcast_to(cols.rho, task.shape[1:]))
-        newton.set_rows(rows, task.shape[0])
-        holds[part] = newton.judge_passes(errors[part], options.tol, weights[part], log_v[part], marginals[part])
-
-    threads = options.threads or thread_count()
-    step = max(FEW_PASSES, -(-len(errors) // threads))
-    parts = [slice(i0, i0 + step) for i0 in range(0, len(errors), step)]
-    if len(parts) == 1:
-        judge(parts[0])
-    else:
-        each(judge, parts, lambda: None, threads=threads)
-    stats["error"] = errors
-    return holds

@@ -30,6 +30,8 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
     missed = 1.0
     if options.last and cols.demands and not problem.misses:
         missed = path
+    elif options.by_paths and problem.misses:
+        missed = path / 2 if rows.rho_range[0] == math.inf else path  # if all is hard, what is missed ends both ways
     terms = ffi.new(
         "mapuot_terms *",
         (

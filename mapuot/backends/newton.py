@@ -84,27 +84,6 @@ class Newton:
             verdict = lib.mapuot_newton_next(w)
         return VERDICTS[verdict]
 
-    def judge_passes(self, errors: F64, tol: float, weights: F64, log_v: F64, marginals: F64) -> Any:
-        """Judge the passes of p problems as `solve` does without products; return which hold, (p,).
-
-        ``errors``: errors that the passes found, replaced by the certified ones; the tables are contiguous, (p, n).
-        """
-        ffi, lib = core()
-        w = self.record
-        rho = np.ascontiguousarray(self.rho)
-        own_rho = ffi.from_buffer("double *", rho)
-        starts = [ffi.from_buffer("double *", x) for x in (weights, log_v, marginals)]
-        w.tol = tol
-        n = weights.shape[1]
-        holds = np.zeros(len(errors), bool)
-        for k, found in enumerate(errors.tolist()):
-            weight, log, w.marginal = (x + k * n for x in starts)
-            w.found = found
-            verdict = lib.mapuot_newton_begin(w, weight, own_rho, log, ffi.NULL, 1)
-            holds[k] = verdict != lib.MAPUOT_ASKS and VERDICTS[verdict] == HOLDS
-            errors[k] = w.error
-        return holds
-
 
 class ColumnsNewton(Newton):
     """Newton's steps towards the hard columns of a problem; each pass meets the rows."""

@@ -9,12 +9,12 @@ from .. import outcome as outcomes
 from ..answer.batch import BatchResult
 from ..arrays import host, namespace
 from ..ascend.carry_out import carry_out
-from ..ascend.factored import certify_passes, factored_batch
+from ..ascend.factored import factored_batch
 from ..ascend.loop import Run
 from ..ascend.settings import STAGES
 from ..ascend.stages import FORMED, Stage, climb, in_words, ladder
 from ..backends import Options
-from ..backends.factored import START_TOL, LevelStart, allowed_miss
+from ..backends.factored import START_TOL, LevelStart
 from ..backends.workspace import ROUNDING_PART
 from ..contract import Backend, BatchEngine
 from ..outcome import CONVERGED, OUTCOMES
@@ -26,7 +26,6 @@ from .options import PRECISIONS, options_alone
 from .plain import core, in_core, is_plain
 
 COARSE_PASSES = 200  # at most, at each larger reg
-MET = 0.5  # of the miss that a pass certifies: where passes end; one that meets the rows follows
 
 
 class BatchRun:
@@ -186,29 +185,36 @@ class BatchRun:
         self.n_passes[part] = workspace.field("passes")
 
     def factor(self, workspace: Any, stages: list[Stage], i0: int, i1: int, most: int, bar: Any) -> None:
-        """Solve problems i0 to i1, with hard columns, by factored Newton steps from what a few passes have reached.
+        """Solve problems i0 to i1, with hard columns, by at most ``most`` passes at each reg, then by factored steps.
 
-        At each reg at most ``most`` passes are made, which certify nothing; a last pass does. The passes go on until
-        they meet the columns as nearly as that pass must: many problems then need no steps.
+        Passes certify what columns miss by paths. Problems that passes do not certify make Newton's steps from what
+        the passes have reached, and one pass more.
         """
         task, options = workspace.task, workspace.options
         starts = list[LevelStart]()
         rough = dataclasses.replace(options, tol=max(options.tol, START_TOL))
-        both_hard = all(side.demands for side in task.sides)
-        last = dataclasses.replace(options, tol=MET * allowed_miss(options.tol, task.shape, both_hard))
-        for reg, own in (*((stage.reg, rough) for stage in stages), (task.reg, last)):
-            left = self.max_passes - 1 - int(workspace.field("passes").max())  # the last pass certifies
-            if left > 0:
-                workspace.climb(reg, own, min(most, left))
-                starts.insert(0, workspace.reached(reg / task.reg))
-        workspace.begin_at(factored_batch(task, workspace.exponents, starts, options))
-        workspace.iterate(1)
-        log_v, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
-        holds = certify_passes(task, workspace.stats, log_v, marginals, options)
-        holds &= np.isin(workspace.status(), ("converged", "running"))
+        for stage in stages:
+            if (left := self.passes_before_steps(workspace)) > 0:
+                workspace.climb(stage.reg, rough, min(most, left))
+                starts.insert(0, workspace.reached(stage.reg / task.reg))
+        # a gap says nothing of hard columns that a plan misses
+        workspace.options = dataclasses.replace(options, by_paths=True, tol_gap=-1.0)
+        if (left := self.passes_before_steps(workspace)) > 0:
+            workspace.iterate(min(most, left))
+            starts.insert(0, workspace.reached(1.0))
+        open_ones = np.flatnonzero(workspace.status() != "converged")
+        if len(open_ones):
+            log_v = factored_batch(task, open_ones, workspace.exponents, starts, options)
+            workspace.begin_at(open_ones, log_v)
+            workspace.iterate(1)
         self.read(workspace, i0, i1)
+        holds = workspace.status() == "converged"
         self.status[i0:i1][holds] = CONVERGED.status
         bar.update(int(holds.sum()))
+
+    def passes_before_steps(self, workspace: Any) -> int:
+        """Return how many more passes all problems may make, less the pass that follows factored steps."""
+        return self.max_passes - 1 - int(workspace.field("passes").max())
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
         """Solve problems one by one in the C core, and return the problems that it left unsolved."""

@@ -166,6 +166,9 @@ FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, doub
     return out->dead > 0 || is_clipped(limits, scale);
 }
 
+/* Rounding of the sums of m terms in each column, relative to the mass of the plan */
+FN double sums_rounding(double m) { return 2e-16 * (8 + sqrt(m)); }
+
 /* The certified plan error for K as stored. At a kink the gap is linear in the misfit of a marginal, times rho / reg,
  * so that its root turns the rounding of marginals into 1e-8 and more. A second bound is linear: the state is optimal
  * for marginals moved by the misfit, and the resulting change of the plan flows along falling potentials, on paths of

@@ -53,6 +53,7 @@ FN double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &mo
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
     limits.dual_constant = limits.reg * c_mass_of(S, p);
+    if (limits.missed > 1) limits.extra_error += (ONE_POTENTIAL ? 2 : 1) * limits.missed * sums_rounding((double)S.m);
     limits.exponent_error += S.rounding * t[LOGS] / p.mass_b; // of the mean size of potentials
     out.mass = move.kappa * move.mass;
     out.dual = dual_value(S, W, p, move, out.mass, t);

@@ -14,7 +14,6 @@ from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.newton import GIVES_UP, HOLDS, ColumnsNewton, Newton
 from mapuot.penalties import plan_error
 from mapuot.problem.problem import Problem
-from mapuot.problem.side import Side
 
 VECTORS = "asked", "diagonal", "rate", "left", "y", "d", "t"
 REG = 0.3
@@ -416,25 +415,3 @@ def test_a_solve_that_ends_before_its_steps_is_certified(monkeypatch, most):
     missed = np.abs(found.plan.sum(0) - case.b).sum() / found.mass
     error = np.abs(found.plan - best.plan).sum() / found.mass
     assert missed < error <= found.error_bound
-
-
-def test_passes_of_a_batch_are_judged_as_each_alone():
-    rng = np.random.default_rng(0)
-    p, m, n = 150, 9, 7
-    weights, log_v = rng.random((p, n)), rng.normal(size=(p, n))
-    marginals = weights * (1 + rng.choice([1e-6, 1e-3], (p, 1)) * rng.normal(size=(p, n)))
-    found = np.abs(marginals - weights).sum(1) / weights.sum(1)
-    errors = found.copy()
-
-    def new():
-        newton = Newton(0.1, weights[0], np.full(n, np.inf))
-        newton.set_rows(Side("a", np.ones(m), "balanced", np.full(m, np.inf)), m)
-        return newton
-
-    holds = new().judge_passes(errors, 1e-3, weights, log_v, marginals)
-    assert 0 < holds.sum() < p
-    for k in range(p):
-        one = new()
-        one.weight = weights[k]
-        assert (one.solve(found[k], 1e-3, log_v[k], marginals[k]) == HOLDS) == holds[k]
-        assert one.record.error == errors[k]

@@ -398,6 +398,22 @@ def test_balanced_problems_with_themselves_are_solved_together(sizes, monkeypatc
         assert_allclose(one.dual, right.dual, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("sizes", [(12, 17), (12, 140)], ids=["registers", "made"])
+def test_passes_certify_what_hard_columns_miss(sizes, monkeypatch):
+    """Where passes nearly meet the columns no steps are made; the bound counts the missed mass along paths."""
+    monkeypatch.setattr("mapuot.route.batch.factored_batch", None)
+    rng = np.random.default_rng(3)
+    x, y = (rng.normal(size=(4, size, 2)) for size in sizes)
+    found = solve_batch(PointCloud(cp.asarray(x), cp.asarray(y)), reg=0.5, reg_m=np.inf, tol=1e-3)
+    assert found.converged.all()
+    for k, one in enumerate(found):
+        right = solve(PointCloud(x[k], y[k]), reg=0.5, reg_m=np.inf, tol=1e-10)
+        plan = host(one.plan)
+        missed = np.abs(plan.sum(0) - 1 / sizes[1]).sum() / plan.sum()
+        assert np.abs(plan - right.plan).sum() / plan.sum() <= found.error_bound[k] + right.error_bound
+        assert 1e-12 < min(sizes) * missed <= found.error_bound[k] * (1 + 1e-9) <= 1e-3
+
+
 def test_pairs_of_spaces_are_those_of_the_cpu():
     rng = np.random.default_rng(0)
     shapes = [rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (9, 12, 7)]

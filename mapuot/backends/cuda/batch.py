@@ -70,6 +70,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     record = np.zeros((), BATCH)
     record["m"], record["n"] = task.shape
     limits = limits_of(task, options, "float64", NARROW_NOISE, reg)
+    limits["narrow_floor"] *= limits["missed"]
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     rounding += task.cost.error(task.M_max) / reg
@@ -140,7 +141,7 @@ class DeviceBatch:
     problem's own, or one K makes "products" for all.
     """
 
-    meets = False  # hard columns are certified by `BatchRun.factor`
+    meets = False  # Newton's step does not follow passes: `BatchRun.factor` makes steps of many problems at once
     dim = 0  # of points: every pass makes K from them
     started = False  # at a larger reg
     places: Any = None
@@ -254,22 +255,22 @@ class DeviceBatch:
         """Return the potentials of the last passes, which were made at ``level`` times the requested reg."""
         return LevelStart(level, *(x.copy() for x in self.potentials()))
 
-    def begin_at(self, log_v: Any) -> None:
-        """Continue all problems from this log v, in float64."""
+    def begin_at(self, which: Any, log_v: Any) -> None:
+        """Continue these problems from this log v, in float64."""
         self.options = replace(self.options, precision="float64", symmetric=False)
-        self.arrays["log_v"][...] = log_v
-        self.go_on(slice(None), 1.0)
+        self.arrays["log_v"][cp.asarray(which)] = log_v
+        self.go_on(which, 1.0)
 
-    def exponents(self, i0: int, i1: int) -> Any:
-        """Return -M / reg of some problems, (i1 - i0, m, n)."""
+    def exponents(self, which: Any) -> Any:
+        """Return -M / reg of some problems, (number of them, m, n)."""
         clouds = self.task.several
         if clouds:
-            M = clouds_tables(clouds.of(slice(i0, i1)), shape=self.task.shape)
+            M = clouds_tables(clouds.of(which), shape=self.task.shape)
         elif self.M.ndim == 2:
             M = self.M
         else:
-            M = self.M[i0:i1]
-        return cp.broadcast_to(cp.asarray(M, np.float64), (i1 - i0, *self.task.shape)) / -self.task.reg
+            M = self.M[cp.asarray(which)]
+        return cp.broadcast_to(cp.asarray(M, np.float64), (len(which), *self.task.shape)) / -self.task.reg
 
     def record(self, options: Options, reg: float, count: int = 0) -> Any:
         """Return the record of a call that makes passes of each problem at this reg.
