@@ -22,6 +22,7 @@ from .arrays import host, namespace
 from .errors import OF_BATCH, for_value, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_array, as_count, as_float, as_pair, as_positive, refuse_two_clouds
+from .route.on_device import pairs_between
 from .route.options import options_of_value
 from .synonyms import hinted
 
@@ -234,9 +235,14 @@ def match(
         if namespace(x) is np:
             pairs = drawn(x[None], y, a, b, np.asarray(places, np.float64)[:, None])
             return tuple(z[0].astype(np.int32) for z in pairs)
+        places = places.astype(np.float64)
+        if all(is_equal) and (metric, scale) == ("sqeuclidean", 1.0) and size == len(x):
+            pairs = pairs_between(x, y, places, reg, reg_m, **dict(settings))
+            if pairs is not None:
+                return pairs[0], pairs[1]
         a, b = (None if alike else host(w) for w, alike in zip((a, b), is_equal, strict=True))
         result = solve(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(settings))
-        return result.pairs_at(places.astype(np.float64))
+        return result.pairs_at(places)
 
     kinds = kinds_of(np.int32, (size,), (size,))
     return tuple(found(drawn_once, all_drawn, kinds, (x, y, a, b, places), settings))

@@ -8,6 +8,7 @@ potentials that the call reached. Twin: route/plain.py.
 import dataclasses
 import functools
 import math
+import os
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -26,6 +27,7 @@ from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
 from ..outcome import after_one_call
 from ..penalties import F64
+from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
 from ..problem.problem import Problem
 from ..problem.validate import moves_little, moves_much
@@ -197,6 +199,9 @@ def between(
     prepared = module.SolveLaunches(problem.cost.array, *problem.sides, problem.reg, *given)
     if not prepared.fits or not prepared.workspace.launch.persistent:
         return None
+    cloud = cost_of(PointCloud(np.zeros((1, d)), np.zeros((1, d))))
+    least = cloud.error(0.0)
+    prepared.set_rounding(cloud.error(1.0) - least, least, 0.0)
     unread = problem._replace(cost=None, options=found.options)
     return CapturedSolve(unread, prepared, prepared.buffer_ends[-1])
 
@@ -204,6 +209,34 @@ def between(
 def distances(x: Any, y: Any) -> Any:
     """Return the matrix of squared distances of points on the current device."""
     return solver().distances(*map(load("cuda").asarray, (x, y)))
+
+
+def pairs_between(x: Any, y: Any, shares: Any, reg: Any, reg_m: Any, **words: Any) -> Any:
+    """Solve between points (m, d) and (n, d) of equal masses, and draw pairs (2, m), by one graph of the device.
+
+    Return None if the problem needs more than one call. ``shares``: shares of the cumulated mass, (2, m) in float64, by
+    which rows and columns are drawn; ``words``: options of `solve`.
+    """
+    fits = x.ndim == 2 and x.shape[1:] == y.shape[1:] and x.dtype == y.dtype and x.dtype.char in "fd"
+    if not (fits and all(z.flags.c_contiguous for z in (x, y, shares))):
+        return None
+    m, d = x.shape
+    module = solver()
+    here = *module.current(), os.environ.get("MAPUOT_CUDA")
+    try:
+        captured = between(here, m, len(y), d, x.itemsize, reg, reg_m, **words)
+    except TypeError:  # an option that `solve` has no name for
+        return None
+    if captured is None:
+        return None
+    buffer, pairs, on_stream = module.buffers(captured.words, m)
+    points, at = (tuple(z.data.ptr for z in table) for table in ((x, y), shares))
+    pending = captured.begin(points, buffer.data.ptr, pairs.data.ptr, m, 0, on_stream, at)
+    if not pending.certain:
+        result = captured.result(pending, buffer)[0]
+        if result is None or result.status != "converged":
+            return None
+    return pairs
 
 
 def no_result() -> None:

@@ -3,6 +3,8 @@
 On the emulation JAX has no GPU: its buffers of the CPU stand for the device's, through the same calls.
 """
 
+from functools import partial
+
 import cupy as cp
 import numpy as np
 import pytest
@@ -89,6 +91,18 @@ def test_pairs_are_drawn_on_the_device(reg_m, on_host):
     for k in range(3):
         assert_array_equal(many[0][k, k], want[k][0])
     assert not on_host
+
+
+def test_equal_masses_take_one_graph(monkeypatch):
+    """The launches that solve draw the pairs, too; they are the pairs of a tight solve at the same places."""
+    monkeypatch.setattr(ours, "solve", None)
+    x, y = (z[0] for z in clouds(1, 60, 50))
+    key = jax.random.key(2)
+    found = jax.jit(partial(ours.match, reg=0.5, reg_m=2.0, tol=1e-6))(x, y, key)
+    exact = mapuot.solve(mapuot.PointCloud(np.asarray(x), np.asarray(y)), reg=0.5, reg_m=2.0, tol=1e-9, backend="cpu")
+    places = np.asarray(jax.random.uniform(key, (2, 60), x.dtype))
+    for mine, right in zip(found, exact.pairs_at(places), strict=True):
+        assert (np.asarray(mine) == right).mean() > 0.9  # ties at the tolerance
 
 
 @pytest.mark.parametrize("sizes", [(40, 70), (3, 1200), (1200, 3)], ids=str)

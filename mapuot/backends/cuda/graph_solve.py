@@ -76,6 +76,16 @@ def distances(x: Any, y: Any) -> Any:
     return out
 
 
+def buffers(words: int, size: int) -> tuple[Any, Any, int]:
+    """Return the buffer of a solve between points, room for pairs (2, size), and the handle of the stream."""
+    return cp.empty(words), cp.empty((2, size), np.int64), cp.cuda.get_current_stream().ptr
+
+
+def current() -> tuple[int, int]:
+    """Return the current device and the handle of its stream."""
+    return cp.cuda.runtime.getDevice(), cp.cuda.get_current_stream().ptr
+
+
 def zeros(m: int, n: int) -> Any:
     """Return costs of 0 on the current device: a template for `SolveLaunches`."""
     return cp.zeros((m, n))
@@ -209,8 +219,7 @@ class SolveLaunches:
         self.unchanged = [()] * len(parts)  # launches without words from a call
         self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS)), THREADS
         self.view = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64)
-        nothing = np.uint64(0)
-        words = self.view, None, nothing, nothing, None, None, np.int64(0), None, None
+        words = self.view, None, None, None, None, None, np.int64(0), None, None
         self.draw = Launch(stream("draw", M, None), 0, words)
         if of.persistent:
             parts.append(self.tell)
@@ -220,13 +229,18 @@ class SolveLaunches:
             self.buffer_graphs: dict[int, tuple[Chain, LaunchedSolve]] = {}
         self.chain = Chain(*parts)
 
-    def draw_words(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
-        """Return the words that the launch of ``draw`` takes; the row masses lie behind the exponents."""
+    def draw_words(
+        self, M: int, exponents: int, pairs: int, size: int, seed: int, shares: tuple[int, int] = (0, 0)
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Return the words that the launch of ``draw`` takes; the row masses lie behind the exponents.
+
+        ``shares``: addresses of the shares of cumulated mass, for rows and columns; without them the seed draws.
+        """
         m, n = self.shape
         self.view[2] = M
         self.view[8] = exponents
         self.view[9] = exponents + 8 * m  # View: M, alpha and beta
-        return exponents + 8 * (m + n), seed, pairs, size, pairs + 8 * size
+        return exponents + 8 * (m + n), *shares, seed, pairs, size, pairs + 8 * size
 
     def draw_pairs(self, M: Any, exponents: Any, size: int, seed: int) -> Any:
         """Draw pairs from the plan, (2, size)."""
@@ -292,7 +306,8 @@ class SolveLaunches:
                     return solve
 
     def between(
-        self, points: tuple[int, int], buffer: int, pairs: int, size: int, seed: int, on_stream: int
+        self, points: tuple[int, int], buffer: int, pairs: int, size: int, seed: int, on_stream: int,
+        shares: tuple[int, int] = (0, 0),
     ) -> LaunchedSolve:  # fmt: skip
         """Launch a solve between points and a draw of pairs from its plan; all but size and seed are addresses.
 
@@ -303,7 +318,7 @@ class SolveLaunches:
         with self.lock:
             self.wait(on_stream)
             costs = (*points, M)
-            draw = self.draw_words(M, exponents, pairs, size, seed)
+            draw = self.draw_words(M, exponents, pairs, size, seed, shares)
             if buffer in self.buffer_graphs:
                 chain, solve = self.buffer_graphs[buffer]
                 chain(on_stream, costs, draw, step=len(chain.parts) - 1)
