@@ -245,7 +245,7 @@ def one_stage(
     options = dataclasses.replace(options, last=stage.certifies and task.balanced)
     found = None
     if kept and stage.on_kept_pairs:
-        found = kept.passes(task, dataclasses.replace(options, tol=PAIRS.rung_tol), log_v)
+        found = kept.make_passes(task, dataclasses.replace(options, tol=PAIRS.rung_tol), log_v)
     return (run.run(task, options, log_v, stage.leave_above, skip) if found is None else found) * ratio
 
 

@@ -37,10 +37,9 @@ class KeptPairs:
         self.run, self.threads = run, threads
         self.skip: Truncation | None = None  # the pairs of points that the current stage skips
         self.task: Problem | None = None  # the sparse problem of the last kept pairs
+        self.largest_reg = math.inf  # passes over kept pairs are not tried above this reg
 
-        self.largest = math.inf  # passes over kept pairs are not tried above this reg
-
-    def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
+    def make_passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Make the passes of a stage over kept pairs; return the next log v, or None if too many pairs matter."""
         run, limit = self.run, self.run.limit
         most = min(limit, run.n_passes + PAIRS.most_passes)
@@ -59,7 +58,7 @@ class KeptPairs:
         return log_v if made else None
 
     def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
-        """Solve at the requested reg by ``passes``; only a pass over all pairs can set the status "converged".
+        """Solve at the requested reg by `make_passes`; only a pass over all pairs can set the status "converged".
 
         Return the given log v if the last pass over all pairs has an error above ``STAGES.warm_error``.
         """
@@ -70,8 +69,10 @@ class KeptPairs:
             if self.skip.correct or self.are_many(task, column_exponents(task, log_v), PAIRS.nats):
                 return None
             log_v = self.approach(task, options, log_v)
-        for _ in range(PAIRS.rounds if run.outcome.status != "cancelled" else 0):
-            found = self.passes(task, inner, log_v if answer is None else answer)
+        for _ in range(PAIRS.rounds):
+            if run.outcome.status == "cancelled":
+                break
+            found = self.make_passes(task, inner, log_v if answer is None else answer)
             answer = answer if found is None else found
             if found is None or run.outcome.status == "cancelled":
                 break
@@ -85,7 +86,10 @@ class KeptPairs:
         return answer
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
-        """Make passes that skip pairs down to ``PAIRS.start_tol``: a start by groups is off by hundreds of nats."""
+        """Make passes that skip boxes of points until their error is ``PAIRS.start_tol``.
+
+        Before, a start by groups of points is off by hundreds of nats, too far for a choice of pairs.
+        """
         run, skip = self.run, self.skip
         assert skip
         asked = skip.tol, skip.tol_gap
@@ -97,7 +101,7 @@ class KeptPairs:
         return log_v
 
     def settle(self) -> None:
-        """Give the last state to the skipped pairs of points: it is nearer to the optimum than theirs."""
+        """Hand the last state to the policy of skipped boxes, whose own state is farther from the optimum."""
         run, skip = self.run, self.skip
         error = run.trace[-1].error
         if skip and error < 1:
@@ -112,10 +116,12 @@ class KeptPairs:
     def choose(self, task: Problem, log_v: F64) -> Problem | None:
         """Return the sparse problem of the pairs that may carry mass near log v; None if there are too many."""
         before = self.task
-        fresh = before is None or before.reg != task.reg
-        nats = PAIRS.nats + PAIRS.moved_nats * (fresh and not self.skip)
+        is_new_reg = before is None or before.reg != task.reg
+        nats = PAIRS.nats
+        if is_new_reg and not self.skip:  # potentials of another reg have to move
+            nats += PAIRS.moved_nats
         x = column_exponents(task, log_v)
-        if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
+        if is_new_reg and (task.reg > self.largest_reg or self.are_many(task, x, nats)):
             return None
         if before is None:
             pattern = task
@@ -151,17 +157,22 @@ class KeptPairs:
         return dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
-        """Estimate from a few heavy rows whether too many pairs matter at these column exponents."""
+        """Estimate from a few heavy rows whether too many pairs matter at these column exponents.
+
+        Pairs within a quarter of the nats, within the nats, and within four times the nats tell whether points are on a
+        line. If so, and if too many pairs matter, set the largest reg at which few enough would.
+        """
         some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
         below = some.max(1, keepdims=True) - some
         narrow, share, wide = (np.mean(below < k * nats) for k in (0.25, 1, 4))
-        line = max(wide / share, share / narrow) <= PAIRS.line_growth
-        if line:
+        is_line = max(wide / share, share / narrow) <= PAIRS.line_growth
+        if is_line:
             most = min(PAIRS.most_share, PAIRS.most_of_lines / len(x))
         else:
             most = PAIRS.most_share
-        if line and share > most and wide < 0.5:  # with most pairs near, the growth says nothing
-            self.largest = float(4 * task.reg * (most / share) ** 2)
+        if is_line and share > most and wide < 0.5:  # with most pairs near, the growth says nothing
+            # the number of pairs grows as the root of reg on a line
+            self.largest_reg = float(4 * task.reg * (most / share) ** 2)
         return bool(share > most)
 
 
