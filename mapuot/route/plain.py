@@ -71,7 +71,7 @@ def solve_in_core(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     if found is None:
         return Start()
     mass_a, mass_b = found.masses
-    rate = sum(rate_of(x, reg, True) for x in rho)
+    rate = rate_of(rho[0], reg, True) + rate_of(rho[1], reg, True)
     over_reg = (found.high - found.low) / reg
     if (
         (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, m * n))
