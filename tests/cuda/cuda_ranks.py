@@ -30,8 +30,9 @@ HOST_SUMS = {"MAPUOT_CUDA_MPI": "0"}
 def case_wide_shapes(job):
     for shape in [(301, 515), (70, 1030), (130, 4100), (9, 20001)]:
         job.check(clouds(*shape, ratio=1.3), passes=2)  # an H200 took 12 and 14
-    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0)]:
-        job.check(clouds(113, 621, reg_m=reg_m))
+    job.check(clouds(113, 621, reg_m=(1.0, 5.0)))
+    for reg_m in [np.inf, (np.inf, 1.0)]:  # between hard sides float64 ends at errors of 1e-12 to 5e-12
+        job.check(clouds(113, 621, reg_m=reg_m), within=1e-10, precision="float64", tol=1e-11)
     job.check(clouds(113, 621, reg_m=100.0), within=1e-10)  # rho / reg amplifies rounding
 
 
