@@ -177,7 +177,7 @@ def certified(allowed=1e-3, **given):
     worth = np.array([given.pop(name, value) for name, value in WORTH.items()])
     problem = space(reg=0.5, soft=[0], hard=[1], marginals=[space(rho=40.0), space(rho=np.inf)], reference_mass=3.0,
                     constant=0.0, log_sizes=1.0, largest=1.0, cost_error=0.0, shape=(3, 4))  # fmt: skip
-    state = {"mass": 2.0, "worth": worth, "log_s": None, "rounding": 0.0, "storage": 0.0, "whole": True}
+    state = {"mass": 2.0, "worth": worth, "log_s": None, "rounding": 0.0, "storage": 0.0, "is_complete": True}
     return certify(problem, space(**{**state, **given}), np.zeros((2, 1)), allowed)
 
 
