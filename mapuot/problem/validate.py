@@ -164,9 +164,10 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """Return `numpy.shape`; None for a sequence of arrays of several shapes."""
     try:
-        return np.shape(value)
+        shape: tuple[int, ...] = np.shape(value)
     except ValueError:
         return None
+    return shape
 
 
 def as_penalties(value: Any) -> tuple[str, str]:
