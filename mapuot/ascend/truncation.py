@@ -47,22 +47,22 @@ def begin_skipping(
     """
     groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
     xp = namespace(problem.rows.weight)
-    rough = start is None
     if start is not None:
         log_u, log_v = (xp.asarray(x)[at] for x, at in zip(start, found.order, strict=True))
+        is_rough = False
     else:
         log_u, log_v = map(xp.asarray, groups.start())
-        rough = max(groups.units) > 1
-    together = options.symmetric
+        is_rough = max(groups.units) > 1
     if options.symmetric:
+        log_u = log_v = 0.5 * (log_u + log_v)
         correct = None
     else:
         correct = groups.correct
-    if together:
-        log_u = log_v = 0.5 * (log_u + log_v)
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = PassState(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
-    skip = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, correct, groups.pairs, together)
+    skip = Truncation(
+        problem, state, options.tol, options.tol_gap, nats, is_rough, correct, groups.pairs, options.symmetric
+    )
     return log_v, skip
 
 

@@ -136,10 +136,10 @@ class Boxes:
 
     arrays: ModuleType = np  # library of the points' arrays: numpy or cuda/vectors.py
 
-    def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
-        """``together``: rows and columns are the same, so bounds and pairs must agree bit for bit."""
+    def __init__(self, problem: Problem, pool: Any, symmetric: bool = False) -> None:
+        """``symmetric``: rows and columns are the same, so bounds and pairs must agree bit for bit."""
         cloud = problem.cost.cloud
-        self.problem, self.pool, self.ranks, self.together = problem, pool, problem.rows.ranks, together
+        self.problem, self.pool, self.ranks, self.symmetric = problem, pool, problem.rows.ranks, symmetric
         metric, scale = cloud.core
         self.metric, self.unit = metric.number, cloud.unit
         n = problem.shape[1]
@@ -156,8 +156,8 @@ class Boxes:
         """Return both sides as `TiltedSide`, and the arrays of both sides for the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
-        sides = [self.tilted(half, log_scale, log) for half, log_scale, log in logs[: 2 - self.together]]
-        sides *= 1 + self.together
+        sides = [self.tilted(half, log_scale, log) for half, log_scale, log in logs[: 2 - self.symmetric]]
+        sides *= 1 + self.symmetric
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
             rounding = math.inf
@@ -178,7 +178,7 @@ class Boxes:
 
     def shared(self, row: float, column: float) -> tuple[float, float]:
         """Return the terms of both sides; if rows and columns are the same, each gets half of the sum."""
-        if self.together:
+        if self.symmetric:
             return (0.5 * (row + column),) * 2
         return (row, column)
 
@@ -303,7 +303,7 @@ class Boxes:
         masses = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
         with np.errstate(divide="ignore"):
             logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(masses, totals, strict=True)]
-        if self.together:
+        if self.symmetric:
             logs[1][: len(logs[0])] = logs[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             over_sums = [np.fmax.reduce(np.log(y) - np.log(x / self.mass), initial=-np.inf)
@@ -389,15 +389,18 @@ class Truncation(AllPairs):
 
     def __init__(
         self, problem: Problem, start: PassState, tol: float, tol_gap: float, nats: float, rough: bool,
-        correct: Any = None, pairs: float = 0.0, together: bool = False,
+        correct: Any = None, correction_pairs: float = 0.0, symmetric: bool = False,
     ) -> None:  # fmt: skip
         """Make the first mask from the state ``start``; ``rough``: the state comes from another problem.
 
-        ``correct(state, error)`` returns the log v that follows a pass, and costs as much as ``pairs`` pairs.
-        ``together``: rows and columns are the same, solved by one potential.
+        ``correct(state, error)`` returns the log v that follows a pass, and costs as much as a pass over
+        ``correction_pairs`` pairs. ``symmetric``: rows and columns are the same, solved by one potential.
         """
         self.problem, self.state = problem, start
-        self.correct, self.pairs, self.before, self.together = correct, pairs, math.inf, together
+        self.correct = correct
+        self.correction_pairs = correction_pairs
+        self.symmetric = symmetric
+        self.last_error = math.inf  # of the pass before the last correction
         self.corrections = 0  # number of corrections made
         self.uncorrected: F64 | None = None  # log v that would have followed the pass before without a correction
         self.nats, self.rough = nats, rough
@@ -421,7 +424,7 @@ class Truncation(AllPairs):
 
         ``kind``: the class of the backend's boxes; ``nats``: least distance of a skipped pair below its share.
         """
-        self.boxes = self.boxes or kind(self.problem, pool, self.together)
+        self.boxes = self.boxes or kind(self.problem, pool, self.symmetric)
         goal = self.goal
         least = math.log(1 / self.tol) - 2
         if self.rough:
@@ -430,7 +433,7 @@ class Truncation(AllPairs):
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least, nats), self.tol)
         self.has_marginals = self.has_marginals and self.boxes.wild <= BOXES.most_excess
         whole = float(self.problem.rows.n_points) * self.problem.cols.n_points
-        if self.pairs > BOXES.correction_passes * whole * (self.kept.share if self.kept else 1.0):
+        if self.correction_pairs > BOXES.correction_passes * whole * (self.kept.share if self.kept else 1.0):
             self.correct = self.uncorrected = None
         return self.kept
 
@@ -523,16 +526,16 @@ class Truncation(AllPairs):
         made = self.uncorrected is not None
         if not self.correct or (stat.rejected and not made):
             return None
-        if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
+        if made and (stat.rejected or (comparable and not error <= 0.5 * self.last_error)):
             uncorrected, self.correct, self.uncorrected = self.uncorrected, None, None
-            if stat.rejected or not error <= self.before:
+            if stat.rejected or not error <= self.last_error:
                 return uncorrected
             following: F64 = workspace.next_log_v
             return following
         if not error <= BOXES.most_corrected_error or error <= BOXES.enough_share * self.tol:
             self.uncorrected = None
             return None
-        self.before = error
+        self.last_error = error
         self.uncorrected = workspace.next_log_v
         self.corrections = self.corrections + 1
         found: F64 = self.correct(workspace.iterate_state(), error)

@@ -31,8 +31,8 @@ class DeviceBoxes(Boxes):
     arrays = vectors
     lists: tuple[Any, ...]  # for rows and for columns: (first run of each box, runs, boxes by width, points of a box)
 
-    def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
-        super().__init__(problem, pool, together)
+    def __init__(self, problem: Problem, pool: Any, symmetric: bool = False) -> None:
+        super().__init__(problem, pool, symmetric)
         m, n = self.rows.boxes, self.cols.padded
         need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n), "float64")
         self.bits = cp.empty((m, as_words(n)), np.uint32)
