@@ -214,8 +214,8 @@ def distances(x: Any, y: Any) -> Any:
 def pairs_between(x: Any, y: Any, shares: Any, reg: Any, reg_m: Any, **words: Any) -> Any:
     """Solve between points (m, d) and (n, d) of equal masses, and draw pairs (2, m), by one graph of the device.
 
-    Return None if the problem needs more than one call. ``shares``: shares of the cumulated mass, (2, m) in float64, by
-    which rows and columns are drawn; ``words``: options of `solve`.
+    Return None if the problem needs more than one call. ``shares``: (2, m) in float64, the shares of
+    cumulated mass that name rows and columns; ``words``: options of `solve`.
     """
     fits = x.ndim == 2 and x.shape[1:] == y.shape[1:] and x.dtype == y.dtype and x.dtype.char in "fd"
     if not (fits and all(z.flags.c_contiguous for z in (x, y, shares))):
