@@ -1,4 +1,4 @@
-"""Debiased Sinkhorn divergences between pairs of many clouds, in batches of pairs of similar size."""
+"""Debiased Sinkhorn divergences between pairs of many clouds, or of many histograms, in batches of similar sizes."""
 
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from ..backends import pick
 from ..errors import for_value, renamed, shown
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
+from ..problem.grid import Grid
+from ..problem.kinds import as_costs
 from ..problem.scale import is_weighted, scales_of
 from ..problem.validate import as_array, check_kind, shape_of
 from ..progress import bar as progress_bar
@@ -20,7 +22,7 @@ from ..ranks import Ranks, join
 from ..route.options import options_of_value
 from ..synonyms import REQUIRED, hinted
 from .batch import solve_batch
-from .divergence import check_options
+from .divergence import check_options, self_costs
 from .entry import entry
 
 CHUNK_BYTES = 1 << 26  # vectors of the problems that are solved in one batch
@@ -30,14 +32,38 @@ def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
     """Return several clouds of points as one `PointCloud`."""
     cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
     if cloud.ndim != 3:
-        cure = "histograms over common costs M, as rows of A and B, go to mapuot.sinkhorn_divergence(M, A, B)"
+        cure = "histograms over common costs M are the rows of masses, mapuot.pairwise(M, masses, ...)"
         raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}: {cure}")
     return cloud
+
+
+def shares_costs(clouds: Any, masses: Any) -> bool:
+    """Tell whether ``clouds`` are costs between the points of one space, with a histogram in each row of ``masses``."""
+    has_histograms = masses is not None and np.ndim(masses) == 2
+    return has_histograms and (isinstance(clouds, Grid) or (hasattr(clouds, "shape") and len(clouds.shape) == 2))
+
+
+def shared_costs(given: dict[str, Any]) -> Any:
+    """Check the costs that all histograms share, and return them; ``given``: the arguments of `pairwise`."""
+    is_given = {"metric": given["metric"] != "sqeuclidean", "scale": given["scale"] != 1.0}
+    is_given |= {"weights": given["weights"] is not None, "scale_each": given["scale_each"]}
+    names = [name for name, is_own in is_given.items() if is_own]
+    if names:
+        raise ValueError(f"{' and '.join(names)} must be left out where histograms share given costs")
+    with renamed({"M": "clouds"}):
+        return self_costs(given["clouds"], None, None)[0]
 
 
 def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the costs between the points of all clouds, and their masses, for the statistic of ``scale_cost``."""
     check_options(given, given["reg_m"])
+    if shares_costs(given["clouds"], given["masses"]):
+        M = shared_costs(given)
+        weights = None
+        if is_weighted(given["scale_cost"]):
+            total = histograms_of(M, given["masses"]).sum(0)
+            weights = [(total, total)]
+        return [as_costs(M, pick("auto", M))], weights
     cost = as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost
     if not is_weighted(given["scale_cost"]):
         return [cost.whole], None
@@ -60,7 +86,20 @@ def table_of_masses(cost: Any, masses: Any) -> F64:
         return np.full((k, n), 1.0 / n)
     if np.shape(table) not in ((n,), (k, n)):
         raise ValueError(f"masses must have shape ({k}, {n}) or ({n},), got {np.shape(table)}")
-    found = np.broadcast_to(np.asarray(host(table), np.float64), (k, n))
+    return checked_masses(np.broadcast_to(np.asarray(host(table), np.float64), (k, n)))
+
+
+def histograms_of(M: Any, masses: Any) -> F64:
+    """Return the histograms over the points of M, (k, n)."""
+    table = np.asarray(host(as_array(masses, "masses")), np.float64)
+    n = np.shape(M)[-1]
+    if table.shape[1] != n:
+        raise ValueError(f"masses must have {n} columns, as the costs have, got shape {table.shape}")
+    return checked_masses(table)
+
+
+def checked_masses(found: F64) -> F64:
+    """Return the masses if all are finite and >= 0."""
     for wrong, text in ((~np.isfinite(found), "finite"), (found < 0, ">= 0")):
         if wrong.any():
             raise ValueError(f"masses must be {text}, those of cloud {int(wrong.any(1).argmax())} are not")
@@ -89,10 +128,11 @@ def pairwise(
 
     Parameters
     ----------
-    clouds : (k, n, d) array, or list of k arrays (n_i, d)
-        Points, one in a row; clouds may have any sizes.
+    clouds : (k, n, d) array, or list of k arrays (n_i, d), or (n, n) array or `Grid`
+        Points, one in a row; clouds may have any sizes. With k histograms as ``masses`` also the symmetric costs
+        between n common points, such as distances along a graph.
     masses : (k, n) array, or list of k vectors, optional
-        Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
+        Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud; common points need masses.
     reg, reg_m : float, or (k, k) array; float or inf, or (k, k) array
         As in `sinkhorn_divergence`, for all pairs or for each; the entries above the diagonal are read.
     scale_cost, scale_each : {"median", "mean", "std", "max", "weighted_median", "weighted_mean"}, optional; bool
@@ -128,11 +168,18 @@ def pairwise(
     >>> D = mapuot.pairwise(clouds, reg=0.01, reg_m=1.0)
     >>> bool(D[0, 1] < 0.05 < D[0, 2])
     True
+    >>> steps = np.abs(np.subtract.outer(np.arange(6), np.arange(6)))  # along a graph of six nodes in a row
+    >>> D = mapuot.pairwise(steps, np.eye(6)[:3], reg=0.1, reg_m=np.inf)
+    >>> D.round(6).tolist()
+    [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]
     """
-    k = len(clouds)
-    task = PairTask.of(
-        as_clouds(clouds, metric, scale, weights), masses, (reg, reg_m), scale_cost if scale_each else None, options
-    )
+    if shares_costs(clouds, masses):
+        given = {"clouds": clouds, "metric": metric, "scale": scale, "weights": weights, "scale_each": scale_each}
+        cloud = shared_costs(given)
+    else:
+        cloud = as_clouds(clouds, metric, scale, weights)
+    task = PairTask.of(cloud, masses, (reg, reg_m), scale_cost if scale_each else None, options)
+    k = len(task.masses)
     if scale_each and scale_cost is None:
         raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
     pairs = np.stack(np.triu_indices(k, 1), 1)
@@ -157,10 +204,11 @@ class SelfTerms(NamedTuple):
 class PairTask(NamedTuple):
     """The data of all pairs: clouds, masses (k, n), reg and reg_m of all or of each, (k, k), and options of the solve.
 
+    ``cloud``: all clouds, or the costs M of common points.
     ``unit``: the statistic of a pair's costs that is the unit of its reg and reg_m; None: the unit of the costs.
     """
 
-    cloud: PointCloud
+    cloud: Any
     masses: F64
     reg: Any
     reg_m: Any
@@ -168,9 +216,13 @@ class PairTask(NamedTuple):
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, cloud: PointCloud, masses: Any, terms: Any, unit: str | None, options: dict[str, Any]) -> "PairTask":
+    def of(cls, cloud: Any, masses: Any, terms: Any, unit: str | None, options: dict[str, Any]) -> "PairTask":
         """Check the arguments of `pairwise`; ``terms``: reg and reg_m."""
-        regs, rhos = (as_of_pairs(x, name, len(cloud)) for x, name in zip(terms, ("reg", "reg_m"), strict=True))
+        if isinstance(cloud, PointCloud):
+            table = table_of_masses(cloud._cost, masses)
+        else:
+            table = histograms_of(cloud, masses)
+        regs, rhos = (as_of_pairs(x, name, len(table)) for x, name in zip(terms, ("reg", "reg_m"), strict=True))
         is_shared = unit is None and not (np.ndim(regs) or np.ndim(rhos))
         if is_shared:
             check_options(options, rhos)
@@ -178,7 +230,14 @@ class PairTask(NamedTuple):
         else:
             check_options(options, 1.0)
             options = options_of_value(options, np.ravel(rhos)[:, None])
-        return cls(cloud, table_of_masses(cloud._cost, masses), regs, rhos, unit, options)
+        return cls(cloud, table, regs, rhos, unit, options)
+
+    @property
+    def sizes(self) -> Any:
+        """Return the number of points of each cloud, (k,)."""
+        if isinstance(self.cloud, PointCloud):
+            return self.cloud._cost.places[0].count
+        return np.full(len(self.masses), self.masses.shape[1])
 
     @property
     def is_shared(self) -> bool:
@@ -195,21 +254,25 @@ class PairTask(NamedTuple):
             cost = between(self.cloud, i, j)._cost
             m, n = cost.shape
             unit = scales_of(cost, self.unit, backend.tables, (self.masses[i, :m], self.masses[j, :n]))
-        k = len(self.cloud)
+        k = len(self.masses)
         reg, reg_m = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (self.reg, self.reg_m))
         return reg, reg_m[:, None]
 
     def solve(self, i: Any, j: Any, terms: tuple[Any, Any]) -> Any:
         """Solve the problems between clouds i and clouds j."""
-        both = between(self.cloud, i, j)
-        m, n = both._cost.shape
+        if isinstance(self.cloud, PointCloud):
+            both: Any = between(self.cloud, i, j)
+            m, n = both._cost.shape
+        else:
+            both = self.cloud
+            m = n = self.masses.shape[1]
         reg, reg_m = terms
         with for_value({}):
             return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
 
     def chunks(self, pairs: Any) -> list[Any]:
         """Divide numbers of pairs, (q,), into batches."""
-        step = max(1, CHUNK_BYTES // (16 * 8 * self.cloud.shape[1]))
+        step = max(1, CHUNK_BYTES // (16 * 8 * self.masses.shape[1]))
         return [pairs[i0 : i0 + step] for i0 in range(0, len(pairs), step)]
 
 
@@ -217,7 +280,7 @@ def divergences(task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, pro
     """Return (divergences, standard errors), (2, q), of pairs of clouds, (q, 2); zeros for errors not needed."""
     found = np.zeros((2, len(pairs)))
     total = task.masses.sum(1)
-    order = np.argsort(-task.cloud._cost.places[0].count[pairs].prod(1), kind="stable")  # like sizes together
+    order = np.argsort(-task.sizes[pairs].prod(1), kind="stable")  # like sizes together
     own = order[ranks.rank :: ranks.size]
     shown = progress_bar(progress and ranks.rank == 0, total=len(own), desc="mapuot", unit="pair")
     with ranks.together(), shown as bar:

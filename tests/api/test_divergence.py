@@ -154,3 +154,54 @@ def test_each_divergence_may_have_its_own_reg_m():
     each = zip(M, a, a[::-1], rhos, strict=True)
     alone = [sinkhorn_divergence(*one, reg=0.5, reg_m=rho) for *one, rho in each]
     np.testing.assert_allclose(found, alone, rtol=1e-6)
+
+
+def ring(n):
+    """Return the distances along a ring of n nodes."""
+    steps = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    return np.minimum(steps, n - steps).astype(float)
+
+
+@pytest.mark.parametrize("reg_m", [0.7, np.inf], ids=str)
+@pytest.mark.parametrize("unit", [None, "mean"])
+def test_histograms_share_costs(reg_m, unit):
+    M = ring(12)
+    masses = np.random.default_rng(5).random((4, 12))
+    masses /= masses.sum(1, keepdims=True)
+    masses[0, 3:] = 0.0
+    masses[0] /= masses[0].sum()
+    known = {"reg": 0.2, "reg_m": reg_m, "scale_cost": unit, "tol": 1e-9}
+    table, errors = pairwise(M, masses, standard_error=True, **known)
+    assert_allclose(table, table.T)
+    assert not table.diagonal().any()
+    for i in range(4):
+        for j in range(i):
+            right = sinkhorn_divergence(M, masses[i], masses[j], standard_error=True, **known)
+            assert_allclose((table[i, j], errors[i, j]), right, rtol=1e-6, atol=1e-8)
+
+
+def test_histograms_share_a_grid_or_have_own_reg():
+    grid = Grid((4, 3))
+    masses = np.random.default_rng(6).random((3, 12))
+    found = pairwise(grid, masses, reg=0.3, reg_m=1.0, tol=1e-9)
+    assert_allclose(found, pairwise(np.asarray(grid), masses, reg=0.3, reg_m=1.0, tol=1e-9), rtol=1e-6, atol=1e-9)
+    regs = np.array([[0, 0.2, 0.4], [0, 0, 0.8], [0, 0, 0]])
+    table = pairwise(ring(12), masses, reg=regs, reg_m=1.0, tol=1e-9)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        right = sinkhorn_divergence(ring(12), masses[i], masses[j], reg=regs[i, j], reg_m=1.0, tol=1e-9)
+        assert_allclose(table[i, j], right, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric": "euclidean", "scale_each": True, "scale_cost": "mean"}, "metric and scale_each must be left out"),
+        ({"masses": np.ones((3, 4))}, "masses must have 5 columns"),
+        ({"masses": -np.ones((3, 5))}, "masses must be >= 0"),
+        ({"clouds": np.triu(ring(5))}, "not symmetric"),
+        ({"clouds": np.ones((5, 4))}, "not square"),
+    ],
+)
+def test_histograms_are_checked(given, message):
+    with pytest.raises(ValueError, match=message):
+        pairwise(**({"clouds": ring(5), "masses": np.ones((3, 5)), "reg": 0.1, "reg_m": 1.0} | given))
