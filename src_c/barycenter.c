@@ -11,7 +11,7 @@
 #include "left.h"
 #include "marginals.h"
 
-#define LEAST_SUM 1e-250 /* products below DBL_MIN, which are flushed, are then no part of a sum */
+#define LEAST_SUM 1e-250 /* products below DBL_MIN are flushed, and do not count in a sum above this */
 enum { ROWS = 16 };      /* rows of K at a time */
 #define NOTHING (-1e300) /* log u of a row without mass, during passes */
 

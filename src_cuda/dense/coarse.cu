@@ -181,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) S.progress[parity].coarse = total > 0 && isfinite(total) && !bad;
 }
 
-// R of the held differences, one block each, and of the last residual in the last block, which also finds the shares.
+// The mean over each cluster (R) of the held differences, one block each, and of the last residual in the last block,
+// which also finds the shares.
 extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_constant__ State S, int parity) {
     __shared__ double mass[CLUSTERS];
     const int k = blockIdx.x, J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;

@@ -1,7 +1,7 @@
 """The tests of the CUDA backend run without a GPU: kernels compiled as C++, CuPy replaced by cuda_on_cpu.
 
-Each part is a pytest of its own, which finds the emulation before CuPy. ``make test`` takes as many cases of each test
-as have every value of every parameter once, ``make test-all`` every case.
+Each part is a pytest of its own, which finds the emulation before CuPy. ``make test`` takes a few cases of each test,
+which together have every value of every parameter; ``make test-all`` takes every case.
 """
 
 import shutil
