@@ -7,8 +7,10 @@ after k columns gives K = L L^T + R, with R positive semidefinite. Hence
     A_ij = q_i + q_j - 2 <L_i, L_j> = D_ij + 2 R_ij.
 
 The pivots are drawn with probabilities R_ii w_i, so that few outliers do not use them up. Geodesics need not be of
-negative type: A then approximates D without a bound. Source: Chen, Epperly, Tropp, Webber: Randomly pivoted Cholesky,
-2024.
+negative type: A then approximates D without a bound. Several pivots are drawn at a time, and a pivot i is kept with the
+probability (R_ii now) / (R_ii when it was drawn): pivots are distributed as if drawn one by one, and a product of
+matrices subtracts earlier columns of L from all candidates at once. Sources: Chen, Epperly, Tropp, Webber: Randomly
+pivoted Cholesky, 2024; Epperly, Tropp, Webber: Embrace rejection, 2024.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .settings import SPACES
 
 LEAST_PIVOT = 1e-13  # of the largest distance: below it, pivots are rounding
 BLOCK = 1 << 18  # distances of a block: 2 MiB, which stay in a core's cache
+DRAWN = 16  # pivots drawn at a time: 383 columns of 50,000 points in 30-D take 2.0 s, one by one 5.8 (EPYC, one core)
 SAMPLED = 32  # columns that measure the error of geodesics
 
 
@@ -52,10 +55,16 @@ class PointDistances:
             self.squares = (self.x**2).sum(1)
 
     def column(self, k: int) -> F64:
-        return np.asarray(((self.x - self.x[k]) ** 2).sum(1) ** (0.5 * self.power))
+        return self.rows(k, k + 1)[0]
 
     def matrix(self) -> F64:
-        return np.stack([self.column(k) for k in range(self.count)])
+        return self.rows(0, self.count)
+
+    def rows(self, i0: int, i1: int) -> F64:
+        """Return the distances from the points i0 to i1, by differences of coordinates: products round to 1e-8."""
+        from scipy.spatial.distance import cdist  # noqa: PLC0415 - on first use
+
+        return np.asarray(cdist(self.x[i0:i1], self.x) ** self.power)
 
     def blocks(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (i0, i1, the rows i0 to i1 of the distances), on the GPU for backend "cuda"."""
@@ -143,15 +152,24 @@ def factor(distances: Any, w: F64, landmarks: int) -> tuple[F64, F64]:
     """Return q (m,) and L (m, landmarks - 1) of the module's docstring; columns beyond the rank of K are 0."""
     rng = np.random.default_rng(0)
     q = distances.column(0)
-    rest = q.copy()
+    rest = q.copy()  # the diagonal of R
     rows = np.zeros((landmarks - 1, distances.count))  # of L^T
     least = LEAST_PIVOT * float(q.max())
-    for j in range(landmarks - 1):
-        chance = np.where(rest > least, rest * w, 0.0)
+    count = 0
+    while count < landmarks - 1:
+        drawn_rest = np.where(rest > least, rest, 0.0)
+        chance = drawn_rest * w
         if not chance.any():
             break
-        k = int(rng.choice(len(q), p=chance / chance.sum()))
-        column = 0.5 * (q + q[k] - distances.column(k)) - rows[:j, k] @ rows[:j]
-        rows[j] = column / np.sqrt(rest[k])
-        rest -= rows[j] ** 2
+        pivots = rng.choice(len(q), DRAWN, p=chance / chance.sum())
+        first = count
+        products = rows[:first, pivots].T @ rows[:first]
+        for k, product in zip(pivots, products, strict=True):
+            is_kept = rng.random() * drawn_rest[k] < rest[k] and rest[k] > least
+            if not is_kept or count == landmarks - 1:
+                continue
+            column = 0.5 * (q + q[k] - distances.column(k)) - product - rows[first:count, k] @ rows[first:count]
+            rows[count] = column / np.sqrt(rest[k])
+            rest -= rows[count] ** 2
+            count += 1
     return q, np.ascontiguousarray(rows.T)
