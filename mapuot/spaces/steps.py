@@ -272,54 +272,85 @@ def steps_from(task: Task, plan: Plan, limits: Limits, measures_first: bool) -> 
     ``measures_first``: measure the change of the first plan; a lifted or tilted plan has none to measure.
     """
     steps: list[Step] = []
-    trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
-    start: Any = None
-    left: Plan | None = None  # the plan before an extrapolation, to return to
-    near: tuple[StepCost, float] | None = None  # for a proximal step: -reg log(Q / a b^T), and its reg
-    close = LOOSE
-    parts = Terms(*[math.nan] * 5)
-    least = math.inf
-    rest = 0
-    stride = Stride()
+    path = Path(task)
+    potentials: Any = None  # of the last answer, in units of costs
+    proximal: tuple[StepCost, float] | None = None  # -reg log(Q / a b^T) of the last plan Q, and its reg
+    inner_tol = LOOSE
     settled = False
-    while len(steps) < limits.max_iter and not settled:
+    while True:
         cost = task.cost(plan)
         reg = task.step_reg(len(steps), plan.mass)
         reg_m = tuple(rho * plan.mass for rho in task.rho)
         posed = cost
-        if near is not None:
-            posed = cost.plus(near[0], reg / near[1])
-        start = start and (start[0] / reg, start[1] / reg)
-        result = yield StepProblem(posed, reg, reg_m, close, start)
+        if proximal is not None:
+            posed = cost.plus(proximal[0], reg / proximal[1])
+        logs = potentials and (potentials[0] / reg, potentials[1] / reg)
+        result = yield StepProblem(posed, reg, reg_m, inner_tol, logs)
         task.check_mass(result.mass)
-        start = next_start(task, result)
-        begun = plan
-        plan = task.answer(result)
+        potentials = next_potentials(task, result)
+        after = task.answer(result)
         change = math.inf
-        if (measures_first or steps) and left is None:
-            change = task.distance(begun, cost, result, plan.mass, near is not None) / plan.mass
-        parts = task.parts(plan)
-        steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
-        settled = change <= limits.tol and close <= limits.inner_tol
-        close = limits.next_inner_tol(change, close)
-        log = mass_correction(task, begun, plan, is_first=len(steps) == 1)
-        plan = plan.scaled(log)
-        near = None if task.reg else (posed.of_plan(result, log), reg)
-        trail = [*trail[-task.depth :], (begun, plan)]
-        last = plan
-        if left is not None and not sum(parts) <= least:  # the extrapolation failed: return to the plan before it
-            plan = left
-            trail = []
-            rest = REST
-        plain = left is None
-        left = None
-        if plain and near is None:
-            plan = stride.next_plan(begun, last, sum(parts) - least, RISE * abs(least))
-        least = sum(parts)
-        rest -= 1
-        if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
-            left, plan = plan, far
-    return LastStep(result, last, parts, steps, settled)
+        if (measures_first or steps) and not path.is_ahead:
+            change = task.distance(plan, cost, result, after.mass, proximal is not None) / after.mass
+        parts = task.parts(after)
+        steps.append(Step(change, sum(parts), after.mass, result.error_bound, result.n_passes))
+        settled = change <= limits.tol and inner_tol <= limits.inner_tol
+        log = mass_correction(task, plan, after, is_first=len(steps) == 1)
+        after = after.scaled(log)
+        if settled or len(steps) == limits.max_iter:
+            return LastStep(result, after, parts, steps, settled)
+        inner_tol = limits.next_inner_tol(change, inner_tol)
+        if not task.reg:
+            proximal = posed.of_plan(result, log), reg
+        plan = path.next_plan(plan, after, sum(parts), change)
+
+
+class Path:
+    """The last steps of a descent, and the plan that the next step starts from.
+
+    This plan is the last answer, a plan on the way to it (`Stride`), or an extrapolation (`ahead`). If a step from an
+    extrapolation raises the objective, steps return to the plan before it.
+    """
+
+    before_leap: Plan | None = None  # the plan before an extrapolation
+    value = math.inf  # objective of the last answer
+    n_plain = 0  # steps that must come before the next extrapolation
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
+        self.stride = Stride()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step starts from an extrapolation."""
+        return self.before_leap is not None
+
+    def next_plan(self, before: Plan, after: Plan, value: float, change: float) -> Plan:
+        """Return the plan after the step from ``before`` to ``after``, with this objective and change."""
+        rise = value - self.value
+        most_rise = RISE * abs(self.value)
+        self.value = value
+        self.trail = [*self.trail[-self.task.depth :], (before, after)]
+        self.n_plain -= 1
+        if self.before_leap is not None:
+            plan = after
+            if not rise <= 0:  # the extrapolation failed
+                plan = self.before_leap
+                self.trail = []
+                self.n_plain = REST
+            self.before_leap = None
+            return plan
+        if not self.task.reg:
+            return after
+        plan = self.stride.next_plan(before, after, rise, most_rise)
+        far = None
+        if self.n_plain <= 0:
+            far = ahead(self.task, self.trail, change)
+        if far is None:
+            return plan
+        self.before_leap = plan
+        return far
 
 
 class Stride:
@@ -344,8 +375,8 @@ class Stride:
         return after.mixed([before], np.array([1 - self.share]))
 
 
-def next_start(task: Task, result: Any) -> tuple[F64, F64]:
-    """Return potentials to start the next step: in units of costs, since reg depends on the mass; 0 without entropy."""
+def next_potentials(task: Task, result: Any) -> tuple[F64, F64]:
+    """Return the potentials that the next step starts from, in units of costs: reg changes; 0 without entropy."""
     if not task.reg:
         return 0.0 * task.a, 0.0 * task.b
     f, g = result.potentials
