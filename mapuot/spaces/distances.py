@@ -20,6 +20,7 @@ from .settings import SPACES
 KINDS = ("sqeuclidean", "euclidean", "geodesic", "precomputed")
 TINY, HUGE = 1e-150, 1e150  # bounds on distances; their squares, and sums of these, are within float64
 ROUNDING = 2.0**-46  # relative rounding of the terms of a misfit
+ONES = 1  # the column of phi that is 1 in every row
 
 
 class Space:

@@ -31,7 +31,7 @@ from ..problem.points import as_points
 from ..problem.scale import scale_of
 from ..problem.sparse import is_sparse
 from ..problem.validate import EVEN
-from .distances import HUGE, Space
+from .distances import HUGE, ONES, Space
 
 ROUNDING = 2.0**-50  # relative rounding of the terms of a value
 STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of proximal steps in median costs: first, factor a step, least
@@ -389,10 +389,16 @@ class Task:
             structure = -2 * alpha * plan.moved
             M = structure if M is None else M + structure
         (B, C), (V, U) = self.factors(plan)
-        fixed = np.hstack([2 * alpha * B, 2 * half * f]), C
-        moving = np.hstack([V, g]), 2 * alpha * U
         r = alpha * plan.rows + self.constant(plan) + half * (f**2).sum(1)
         c = alpha * plan.cols + half * (g**2).sum(1)
+        if B.size:
+            B, V, ones = without_ones(B, V)
+            c = c - 2 * alpha * ones
+        if C.size:
+            C, U, ones = without_ones(C, U)
+            r = r - 2 * alpha * ones
+        fixed = np.hstack([2 * alpha * B, 2 * half * f]), C
+        moving = np.hstack([V, g]), 2 * alpha * U
         return StepCost(r, c, fixed, moving, M)
 
     def constant(self, plan: Plan) -> float:
@@ -469,6 +475,12 @@ def divergence_terms(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float =
         else:
             over = float((p - w).sum())
         return float(p @ logs), float(kl_divergence(p, w).sum()), over
+
+
+def without_ones(phi: F64, other: F64) -> tuple[F64, F64, F64]:
+    """Return both factors of phi other^T without the column of ones in phi, and the column of ``other`` beside it."""
+    kept = np.delete(np.arange(phi.shape[1]), ONES)
+    return phi[:, kept], other[:, kept], other[:, ONES]
 
 
 class StepCost(NamedTuple):

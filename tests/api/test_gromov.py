@@ -603,6 +603,25 @@ def test_coordinates_of_distances_exceed_them_by_a_positive_semidefinite_matrix(
     assert sizes[-1] <= 1e-12 * whole
 
 
+def test_points_at_one_place_are_one_landmark():
+    """Several pivots are drawn at a time; a pivot without a rest is rejected."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 3))[rng.integers(5, size=60)]
+    space = distances.Space(x, "euclidean", "X")
+    space.embed(np.ones(60), 20)
+    assert (np.abs(space.phi[:, 2:]).max(0) > 0).sum() == 4
+    np.testing.assert_allclose(space.rows(0, 60), cdist(x, x), atol=1e-12)
+
+
+def test_a_step_between_points_has_one_coordinate_more_than_they():
+    x, y, A, B, a, b = spaces()
+    found = mapuot.gromov(x, y, a, b, reg=0.5, reg_m=math.inf, init="independent", **SETTLED)
+    assert found.problem.cost.cloud.x.shape[1] == 4
+    P = found.plan
+    M = (A**2 @ P.sum(1))[:, None] + B**2 @ P.sum(0) - 2 * A @ P @ B  # of the step from the settled plan
+    np.testing.assert_allclose(np.asarray(found.problem.M) + found.problem.constant, M, atol=1e-3 * M.max())
+
+
 def objective(A, B, P, a, b, reg, reg_m, F=0.0, alpha=1.0):
     """Return the objective of `gromov` by its definition."""
     r = P.sum(1)
