@@ -28,7 +28,7 @@ PARTS = {
     "hard": "hard sides on clustered clouds with equal masses, against a path of Newton steps in torch",
     "words": "calls of other libraries as programs make them, and the same in our words",
     "gromov": "spaces without common coordinates, beside POT and OTT",
-    "shapes": "Gromov-Wasserstein of digits, two modalities and a rolled sheet, beside POT and OTT",
+    "shapes": "Gromov-Wasserstein of digits, modalities, tissue, a mesh and a rolled sheet, beside POT and OTT",
     "cluster": "ranks of this machine, or GPUs of one host",
 }
 ALONE = {  # not in "all"
