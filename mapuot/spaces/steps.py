@@ -32,7 +32,7 @@ RISE, MOST_OVERSHOOTS = 1e-3, 2  # after so many steps that raise the objective 
 LEAST_SHARE = 1 / 16
 AHEAD = 0.5  # largest share of the mass that an extrapolation moves
 TILT, TIE = 0.1, 1e-6  # correlations that tilts add to a settled plan and to the start of proximal steps
-SIGHTS = 8  # points whose distances make a tilt
+SIGHTS = 8  # points; their distances make a tilt
 
 
 class Step(NamedTuple):

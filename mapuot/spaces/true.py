@@ -5,9 +5,9 @@ With D, G the true distances and their approximations A = Phi J Phi^T, B = Psi J
     D P G = A P G + (D - A) P B + (D - A) P (G - B).
 
 The first two terms are products of few columns, Phi J (G P^T Phi)^T and ((D - A) P Psi) J Psi^T. Products of D and G
-with these columns form one block of distances at a time. The steps drop the last term. It belongs to a problem whose
-objective is larger, by 2 alpha <P, (D - A) P (G - B)>. For distances of negative type D - A and G - B are negative
-semidefinite. Hence this excess is not negative, and with
+with these columns form one block of distances at a time. Without the last term the steps solve a problem with a larger
+objective, by 2 alpha <P, (D - A) P (G - B)>. For distances of negative type D - A and G - B are negative semidefinite.
+Hence this excess is not negative, and with
 T = diag(r)^-1/2 P diag(s)^-1/2, which has no singular value above 1, it is at most 2 alpha times the product of the
 norms |diag(r)^1/2 (D - A) diag(r)^1/2| and |diag(s)^1/2 (G - B) diag(s)^1/2| (Frobenius).
 """
