@@ -403,7 +403,7 @@ def _loss(a: Any, b: Any, M: Any, settings: Any) -> Any:
 
 
 def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
-    """Return the dual values, and for the backward pass dW/da, dW/db and the bits of log u, log v, reg."""
+    """Return the dual values, and for the backward pass dW/da, dW/db and the bits of own_logs, constants and reg."""
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
@@ -411,7 +411,9 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
             result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes = marginal_gradient(result, "rows"), marginal_gradient(result, "cols")
         xp = namespace(result.log_u)
-        bits = (as_bits(xp.asarray(x)) for x in (result.log_u, result.log_v, result.problem.reg))
+        problem = result.problem
+        constants = np.broadcast_to(problem.constant, len(result))
+        bits = (as_bits(xp.asarray(x)) for x in (*result.own_logs, constants, problem.reg))
         return *(xp.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes)), *bits
 
     p = len(a)
@@ -425,7 +427,10 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
         tables = (x.reshape((*lead, p, *x.shape[1:])) for x in told)
         return *tables, xp.broadcast_to(scale, (*lead, 2))
 
-    kinds = *kinds_of(M.dtype, a.shape[:1], a.shape, b.shape), *kinds_of(np.uint32, (*a.shape, 2), (*b.shape, 2), (2,))
+    kinds = (
+        *kinds_of(M.dtype, a.shape[:1], a.shape, b.shape),
+        *kinds_of(np.uint32, (*a.shape, 2), (*b.shape, 2), (p, 2), (2,)),
+    )
     value, *kept = found(solved, all_solved, kinds, (a, b, M), options)
     return value, (a, b, M, *kept)
 
@@ -469,17 +474,17 @@ def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
     p = len(a)
     ndim = M.ndim
 
-    def summed(M: Any, a: Any, b: Any, log_u: Any, log_v: Any, reg: Any, grad: Any) -> tuple[Any]:
-        given = M, a, b, of_bits(log_u), of_bits(log_v), float(of_bits(reg))
+    def summed(M: Any, a: Any, b: Any, log_u: Any, log_v: Any, constants: Any, reg: Any, grad: Any) -> tuple[Any]:
+        given = M, a, b, of_bits(log_u), of_bits(log_v), of_bits(constants), float(of_bits(reg))
         return (namespace(M).asarray(plan_sum(*given, grad), dtype=M.dtype),)
 
     def all_summed(*arrays: Any) -> tuple[Any]:
-        lead, (M, a, b, log_u, log_v, reg, grad) = together(arrays, (ndim, 2, 2, 3, 3, 1, 1))
+        lead, (M, a, b, log_u, log_v, constants, reg, grad) = together(arrays, (ndim, 2, 2, 3, 3, 2, 1, 1))
         xp = namespace(M)
-        parts = [xp.broadcast_to(x, (len(M), *x.shape[1:])) for x in (a, b, log_u, log_v, reg, grad)]
-        if (parts[4] == parts[4][0]).all() and len(M) > 1:  # the problems of vmap are one batch
-            a, b, log_u, log_v, grad = (x.reshape(-1, *x.shape[2:]) for x in (*parts[:4], parts[5]))
-            total = summed(repeated(M, len(a), p), a, b, log_u, log_v, reg[0], grad)[0]
+        parts = [xp.broadcast_to(x, (len(M), *x.shape[1:])) for x in (a, b, log_u, log_v, constants, reg, grad)]
+        if (parts[5] == parts[5][0]).all() and len(M) > 1:  # the problems of vmap are one batch
+            a, b, log_u, log_v, constants, grad = (x.reshape(-1, *x.shape[2:]) for x in (*parts[:5], parts[6]))
+            total = summed(repeated(M, len(a), p), a, b, log_u, log_v, constants, reg[0], grad)[0]
             if ndim != 3:
                 total = total.reshape(-1, p, *total.shape[1:]).sum(1)
         else:

@@ -222,7 +222,7 @@ def sums_of_slices(result: Result, most: int) -> F64 | None:
     """
     problem = result.problem
     cost = cast(GridCosts, result.problem.cost)
-    log_a, log_b = problem.exponents(result.log_u, result.log_v)
+    log_a, log_b = problem.exponents(*result.own_logs)
     few = [k for k in range(1, len(cost.axes)) if max(math.prod(nodes[: k + 1]) for nodes in cost.nodes) <= most]
     lead = 1 + len(few)
     counts = [math.prod(nodes[:lead]) for nodes in cost.nodes]

@@ -415,9 +415,11 @@ def with_empty(solve: Callable[..., BatchResult], M: Any, A: F64, B: F64) -> Bat
     return result
 
 
-def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, reg: float, weights: Any) -> Any:
-    """Return `BatchResult.plan_sum` for known potentials, with the reference a b^T."""
+def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, constants: Any, reg: float, weights: Any) -> Any:
+    """Return `BatchResult.plan_sum` for known `own_logs`, for M less ``constants`` (p,), with the reference a b^T."""
     chosen = pick("auto", M, A, B)
+    if constants.any():
+        M = M.astype(np.float64) - (constants[0] if M.ndim == 2 else constants[:, None, None])
     problem = BatchProblem.from_arrays(M, A, B, reg, 1.0, "kl", "product", chosen, None)
     marginals = tuple(namespace(x).zeros_like(x) for x in (log_u, log_v))
     p = len(problem)

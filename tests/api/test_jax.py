@@ -38,6 +38,22 @@ def test_value_and_gradient(reg_m, own):
     check_grads(loss, (a, b, M), order=1, modes=["rev"], atol=1e-5, rtol=1e-5, eps=1e-5)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+@pytest.mark.parametrize("lift", [0.0, 1e6])
+def test_a_large_translation_costs_the_slopes_no_digit(lift, own):
+    """At log u of 1e12 the slope by M was off by 2e-4: it came from rounded log scalings."""
+    a, b, M = inputs()
+    M = M + lift
+    if own:
+        M = np.stack([M, M, M])
+    call = {"reg": 0.1, "reg_m": (1e11, np.inf), "tol": 1e-7}
+    right = mapuot.solve_batch(M, a, 3 * b, **call)
+    assert (abs(right.problem.translation) > 1e10).all()
+    assert (np.asarray(right.problem.constant) > 0).all() == (lift > 0)
+    slope = jax.grad(lambda M: sinkhorn_loss(M, a, 3 * b, **call).sum())(M)
+    assert_allclose(slope, right.plan if own else right.plan.sum(0), atol=1e-9)
+
+
 def test_nullable_tables_are_arrays():
     pandas = pytest.importorskip("pandas")
     a, b, M = inputs()

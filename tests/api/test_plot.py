@@ -59,6 +59,15 @@ def test_the_plan_of_a_grid_is_added_up_by_slices(monkeypatch, nodes, most):
     np.testing.assert_allclose(sums, want, rtol=1e-12, atol=1e-300)
 
 
+def test_slices_of_a_grid_keep_all_digits_of_a_large_translation():
+    """From log scalings of 1e12 sums over slices were off by 7e-5."""
+    a, b = np.random.default_rng(0).random((2, 12))
+    found = mapuot.solve(mapuot.Grid((4, 3), spacing=0.3), a, 3 * b, reg=0.05, reg_m=(5e11, 5e10), tol=1e-5)
+    assert abs(found.problem.translation) > 1e11
+    right = found.plan.reshape(4, 3, 4, 3).sum((1, 3))
+    np.testing.assert_allclose(plot.sums_of_slices(found, 4), right, rtol=1e-9)
+
+
 def test_convergence_draws_the_trace(solved):
     result = solved[0]
     ax = plot.convergence(result)
