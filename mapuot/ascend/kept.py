@@ -10,7 +10,6 @@ goes on.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ class KeptPairs:
         self.run, self.threads = run, threads
         self.skip: Truncation | None = None  # the pairs of points that the current stage skips
         self.task: Problem | None = None  # the sparse problem of the last kept pairs
-        self.largest_reg = math.inf  # passes over kept pairs are not tried above this reg
 
     def make_passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Make the passes of a stage over kept pairs; return the next log v, or None if too many pairs matter."""
@@ -121,7 +119,7 @@ class KeptPairs:
         if is_new_reg and not self.skip:  # potentials of another reg have to move
             nats += PAIRS.moved_nats
         x = column_exponents(task, log_v)
-        if is_new_reg and (task.reg > self.largest_reg or self.are_many(task, x, nats)):
+        if is_new_reg and self.are_many(task, x, nats):
             return None
         if before is None:
             pattern = task
@@ -157,23 +155,10 @@ class KeptPairs:
         return dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
-        """Estimate from a few heavy rows whether too many pairs matter at these column exponents.
-
-        Pairs within a quarter of the nats, within the nats, and within four times the nats tell whether points are on a
-        line. If so, and if too many pairs matter, set the largest reg at which few enough would.
-        """
+        """Estimate from a few heavy rows whether too many pairs matter at these column exponents."""
         some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
         below = some.max(1, keepdims=True) - some
-        narrow, share, wide = (np.mean(below < k * nats) for k in (0.25, 1, 4))
-        is_line = max(wide / share, share / narrow) <= PAIRS.line_growth
-        if is_line:
-            most = min(PAIRS.most_share, PAIRS.most_of_lines / len(x))
-        else:
-            most = PAIRS.most_share
-        if is_line and share > most and wide < 0.5:  # with most pairs near, the growth says nothing
-            # the number of pairs grows as the root of reg on a line
-            self.largest_reg = float(4 * task.reg * (most / share) ** 2)
-        return bool(share > most)
+        return bool(np.mean(below < nats) > PAIRS.most_share)
 
 
 def column_exponents(task: Problem, log_v: F64) -> F64:

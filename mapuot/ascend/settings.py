@@ -43,10 +43,6 @@ class PairSettings(Settings):
     nats: float = 25.0
     moved_nats: float = 20.0
     most_share: float = 0.03  # of all pairs; passes over more pairs take as long as passes over all
-    # Pairs a row on a line, where pairs grow as nats^.5: Newton's steps need many products there. Points are on a line
-    # if four times the nats keep at most line_growth times the pairs: 2 on a line, 4 in a plane.
-    most_of_lines: float = 8.0
-    line_growth: float = 2.4
     selection_passes: int = 10  # between two selections of pairs
     most_passes: int = 1000  # of a stage; stages that converged took at most 450
     rung_tol: float = 0.1  # certified error, over the kept pairs, that ends a stage at a larger reg

@@ -350,7 +350,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
             if trial.how in KEPT:
                 always.enter_context(STAGES.using(kept_entries=0, kept_below=1.0))
                 always.enter_context(mock.patch.object(groups.Groups, "correct", None))
-                always.enter_context(PAIRS.using(most_share=1.0, most_of_lines=math.inf, **few))
+                always.enter_context(PAIRS.using(most_share=1.0, **few))
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)

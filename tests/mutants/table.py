@@ -166,7 +166,7 @@ TABLE = {
         "core/test_kept.py::test_potentials_that_pairs_led_astray_are_left "
         "core/test_kept.py::test_pairs_that_leave_no_mass_are_found_once", [
         "{{self.conclude(task, exact, found)~>found}}",
-        "{{PAIRS.most_of_lines / len(x)~>1.0}}",
+        "> {{PAIRS.most_share~>1.0}})",
         '{{"cancelled", }}*', "{{run.trace[-1].error > STAGES.warm_error~>False}}", 'cancelled"{{, *FAILED}})',
     ]),
     "mapuot/ascend/groups.py": ("api/test_truncation.py::test_groups_correct_passes[1]", [
