@@ -21,6 +21,7 @@ from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
 from ..route.options import options_of_value
 from ..synonyms import REQUIRED, hinted
+from ..tensors import array_of, is_tensor
 from .batch import solve_batch
 from .divergence import check_options, self_costs
 from .entry import entry
@@ -50,8 +51,11 @@ def shared_costs(given: dict[str, Any]) -> Any:
     names = [name for name, is_own in is_given.items() if is_own]
     if names:
         raise ValueError(f"{' and '.join(names)} must be left out where histograms share given costs")
+    M = given["clouds"]
+    if is_tensor(M):
+        M = array_of(M)
     with renamed({"M": "clouds"}):
-        return self_costs(given["clouds"], None, None)[0]
+        return self_costs(M, None, None)[0]
 
 
 def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:

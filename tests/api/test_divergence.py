@@ -192,6 +192,16 @@ def test_histograms_share_a_grid_or_have_own_reg():
         assert_allclose(table[i, j], right, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("unit", [None, "weighted_mean"])
+def test_histograms_may_be_tensors_or_a_list(unit):
+    torch = pytest.importorskip("torch")
+    masses = np.random.default_rng(7).random((3, 6))
+    known = {"reg": 0.2, "reg_m": 1.0, "scale_cost": unit}
+    right = pairwise(ring(6), masses, **known)
+    assert_allclose(pairwise(torch.tensor(ring(6)), torch.tensor(masses), **known), right)
+    assert_allclose(pairwise(ring(6), [*masses], **known), right)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
