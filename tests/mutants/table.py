@@ -251,7 +251,7 @@ TABLE = {
         "{{w->missed += sides * fabs(w->left[j]);}}", "return {{apart + }}bound", "bound{{ * (1 + 2 * apart)}}",
         ": {{high - low~>0.5 * (high - low)}};", ", {{w->rate[j]~>0}} *", "{{at.left += fabs(w->left[j]);}}",
         "{{~>0.1 * }}w->y[j] * (w->", "INFINITY : {{0.0~>INFINITY}},",
-        "{{SUMS_ROUNDING * (8.0 + sqrt((double)w->m))~>0}}", "{{~>0.05 * }}w->paths * (at", "){{ + sqrt(0.5 * more)}}",
+        "{{sums_rounding((double)w->m)~>0.0}}", "{{~>0.05 * }}w->paths * (at", "){{ + sqrt(0.5 * more)}}",
         "most * gap / {{4~>40}}.0;", "after {{* over~>/ w->mass}}) +", "gap * over{{~> / 4}}) + rest",
         "gap {{* over~>/ w->mass}}) + rest", "{{most <= MOST_W && }}at", "here{{ * hidden}})", "step{{ * hidden}};",
         "after = {{step~>rest}} *", "error <= {{~>1.2 * }}w->tol) return MAPUOT_HOLDS;",
