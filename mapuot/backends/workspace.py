@@ -28,6 +28,7 @@ FARTHEST = 1e300  # larger |log v| of a start is set to 0: only M and the refere
 FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # reset by a restart
 LEAST_LOG = 80.0  # a float32 v holds e^-80
 LARGEST_LOG = 85.0  # a kernel clips v at e^85
+NARROW_LOG = 46.0  # float32 passes between points end at a v of 1e20, NARROW_LIMIT of rules.h
 ROUNDING_PART = 0.1  # share of tol; if exponents round by more, look for idle points
 BEYOND = 2.0**40  # nats, which round by 1e-3: K leaves out idle points with a larger alpha or beta
 FAR_LOG = 100.0  # for a larger |log v| a common shift is kept out of v, and K absorbs the rest
@@ -221,7 +222,11 @@ class Workspace:
         e, off_v = self.absorbed
         log_v = namespace(e).asarray(log_v)
         x = with_shift(log_v, off_v, self.progress_of("shift"))
-        if self.options.in_place or not largest(x - e) <= LARGEST_LOG:
+        if self.estimates:
+            most = NARROW_LOG
+        else:
+            most = LARGEST_LOG
+        if self.options.in_place or not largest(x - e) <= most:
             self.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
             return
         self.set_cols(e, off_v, x, None)

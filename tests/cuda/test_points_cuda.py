@@ -173,7 +173,10 @@ def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
 
 
 def test_float32_passes_go_on_after_a_new_k(using):
-    """A new K, and a restart on the same K, begin with the sums over v: with 0 in their place passes became float64."""
+    """A new K, and a restart on the same K, begin with the sums over v: with 0 in their place passes became float64.
+
+    A restart with a v beyond float32's range builds a new K.
+    """
     using(POINTS, stays_from=0)
     x, y, a, b = clouds(40, 33, 3)
     errors = []
@@ -188,6 +191,10 @@ def test_float32_passes_go_on_after_a_new_k(using):
             workspace.absorb()
             found += workspace.iterate(2)
             workspace.restart(workspace.next_log_v)
+            found += workspace.iterate(2)
+            far = workspace.next_log_v
+            far[5:6] = 60.0  # a v of e^60 on this K ended float32 passes
+            workspace.restart(far)
             found += workspace.iterate(2)
             assert workspace.progress["narrow"] > 0
         errors.append([stat.error for stat in found])
