@@ -381,6 +381,8 @@ OLD = {"since_absorb": 5}  # K is some passes old
 ENDS = [  # (the pass, the state before it, limits, sums of scales and of the next v, status)
     ({}, {}, {}, (1, 1), "running"),
     ({"error": 1e-7}, {}, {}, (1, 1), "converged"),
+    ({}, {}, {"tol_gap": 1.01e-3}, (1, 1), "converged"),
+    ({}, {}, {"tol_gap": 1.01e-3, "extra_gap": 0.5}, (1, 1), "running"),  # the dual value may be half as large
     ({"error": 1.01e-6}, {}, {}, (1, 1), "running"),
     ({"gap": 1e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "converged"),
     ({"gap": 1.01e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "running"),
@@ -554,6 +556,7 @@ def test_differences_fill_a_ring():
     out["dual"] = -1.0
     rule("settle", known, p, out)
     assert [p[name].item() for name in ("step", "slot", "depth", "head", "have")] == [lib.MAPUOT_GO_BACK, -1, 0, 0, 0]
+    assert p["dropped"] == 1
     none = progress()
     for _ in range(2):
         rule("settle", limits(anderson_depth=0), none, out)
