@@ -5,8 +5,7 @@
 // An entry's exponent errs by some 3 2^-22 |x| |y|, less than float32 coordinates with squares of their size do. Lanes
 // hold the pieces of the 32 points of a warp that get sums; 64 points summed over come into shared memory at a time,
 // while the previous ones are in use. The rows' and the columns' sums multiply the same pieces in the same order, so
-// that both have the same bits of K_ij. Up to 128 dimensions a warp finds the powers of one octet of points while the
-// tensor cores multiply the next octet.
+// that both have the same bits of K_ij.
 // Option: STEPS (of 16 coordinates; 0: points.cuh or point_tiles.cuh makes these sums).
 #define PIECE 32   // coordinates of a chunk
 #define UNITS 8    // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
@@ -121,10 +120,7 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
         UNROLLED (int c = 0; AT_ONCE && c < CHUNKS; c++) mine[c][m].take(to + (c * to_ld + i0 + 16 * m) * UNITS);
     }
     if (first < end) bring_tile(stage[0], ends[first % 2], from, from_log, weight, from_ld, others, first, 0);
-    float sum[AT_ONCE ? 2 : OCTETS][2][4];
-    float2 w = {0, 0}; // AT_ONCE: weights of the octet before, whose exponents are sum[1]
-    UNROLLED (int m = 0; m < 2; m++)
-        UNROLLED (int q = 0; q < 4; q++) sum[1][m][q] = -INF;
+    float sum[AT_ONCE ? 1 : OCTETS][2][4];
     for (int tile = first, turn = 0; tile < end; tile++) {
         for (int chunk = 0; chunk < stages; chunk++, turn ^= 1) {
             const bool last = chunk + 1 == stages;
@@ -137,7 +133,7 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
             const Ends &known = ends[tile % 2];
             if (!AT_ONCE)
                 UNROLLED (int m = 0; m < 2; m++) mine[0][m].take(to + (chunk * to_ld + i0 + 16 * m) * UNITS);
-            _Pragma("unroll (AT_ONCE ? 1 : OCTETS)") for (int g = 0; g < OCTETS; g++) {
+            _Pragma("unroll (AT_ONCE ? 2 : OCTETS)") for (int g = 0; g < OCTETS; g++) {
                 float(&s)[2][4] = sum[AT_ONCE ? 0 : g];
                 if (chunk == 0) {
                     const float2 log = *(const float2 *)(known.log + 8 * g + 2 * part);
@@ -157,28 +153,21 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
                     }
                     UNROLLED (int m = 0; m < 2; m++) mine[c][m].template add<TURNED>(s[m], y, z, steps);
                 }
-                if (AT_ONCE) { // the powers of the octet before do not wait for these products
-                    add_entries(sum[1], w, acc);
-                    w = *(const float2 *)(known.weight + 8 * g + 2 * part);
-                    UNROLLED (int m = 0; m < 2; m++)
-                        UNROLLED (int q = 0; q < 4; q++) sum[1][m][q] = s[m][q];
-                }
+                if (AT_ONCE) add_entries(s, *(const float2 *)(known.weight + 8 * g + 2 * part), acc);
             }
             if (!AT_ONCE && last)
                 UNROLLED (int g = 0; g < OCTETS; g++)
                     add_entries(sum[g], *(const float2 *)(known.weight + 8 * g + 2 * part), acc);
         }
-        if ((tile - first) % TILES_STRETCH == TILES_STRETCH - 1)
+        if ((tile - first) % TILES_STRETCH == TILES_STRETCH - 1 || tile + 1 == end)
             UNROLLED (int m = 0; m < 2; m++)
                 UNROLLED (int h = 0; h < 2; h++) {
                     JOIN(total[m][h], (double)acc[m][h]);
                     acc[m][h] = TOPS ? -INF : 0;
                 }
     }
-    if (AT_ONCE) add_entries(sum[1], w, acc);
     UNROLLED (int m = 0; m < 2; m++)
         UNROLLED (int h = 0; h < 2; h++) {
-            JOIN(total[m][h], (double)acc[m][h]);
             UNROLLED (int lanes = 1; lanes < 4; lanes *= 2)
                 JOIN(total[m][h], __shfl_xor_sync(FULL, total[m][h], lanes));
             const int64_t i = i0 + 16 * m + 8 * h + lane / 4;

@@ -2,9 +2,8 @@
 //
 // A warp has 16 points; its lanes hold their coordinates. It sums over FROM_TILE other points at a time. The next ones
 // are copied into shared memory while the previous ones are in use. An instruction adds 16 coordinates of 16 x 8 pairs
-// to the sums of the logarithms. A warp finds the powers of one octet of points while the tensor cores multiply the next
-// octet. The rows' and the columns' sums add the same products in the same order, so that both have the same bits of
-// K_ij.
+// to the sums of the logarithms. The rows' and the columns' sums add the same products in the same order, so that both have the same bits
+// of K_ij.
 // Option: WIDE_CHUNKS (of 16 coordinates, up to 4; 0: points.cuh or point_tiles.cuh makes these sums).
 #define PIECE 16
 #define TO_TILE (8 * 16)
@@ -49,11 +48,6 @@ FN void bring_tile(Stage &here, const double *from, const double *log, const dou
     here.weight[threadIdx.x] = j < others ? __ldg(weight + j) : 0;
 }
 
-// acc_q += sum_e w_e 2^sum_qe for 8 points e
-FN void add_entries(const double (&sum)[4], const double (&w)[2], double (&acc)[2]) {
-    UNROLLED (int q = 0; q < 4; q++) acc[q / 2] = fma(w[q % 2], power_of(sum[q]), acc[q / 2]);
-}
-
 // All arrays but `weight` have room for whole tiles.
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     wide_product_sums(const __grid_constant__ State S, int parity, const double *to, int64_t to_ld,
@@ -68,7 +62,6 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     const int first = (int)(tiles * blockIdx.y / gridDim.y), end = (int)(tiles * (blockIdx.y + 1) / gridDim.y);
     const double own[2] = {to_log[i0], to_log[i0 + 8]};
     double x[WIDE_CHUNKS][8], acc[2] = {};
-    double before[4] = {}, w[2] = {}; // exponents and weights of the octet before
     UNROLLED (int c = 0; c < WIDE_CHUNKS; c++)
         UNROLLED (int q = 0; q < 8; q++) x[c][q] = to[(PIECE * c + q / 2 * 4 + part) * to_ld + i0 + q % 2 * 8];
     if (first < end) bring_tile(stage[0], from, from_log, weight, from_ld, others, first);
@@ -78,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         if (tile + 1 < end)
             bring_tile(stage[(tile + 1 - first) % 2], from, from_log, weight, from_ld, others, tile + 1);
         const Stage &here = stage[(tile - first) % 2];
-        ROLLED (int j = 0; j < FROM_TILE; j += 8) {
-            const double *log = here.log + j + 2 * part;
+        _Pragma("unroll 2") for (int j = 0; j < FROM_TILE; j += 8) {
+            const double *log = here.log + j + 2 * part, *w = here.weight + j + 2 * part;
             double sum[4];
             UNROLLED (int q = 0; q < 4; q++) sum[q] = own[q / 2] + log[q % 2];
             UNROLLED (int c = 0; c < WIDE_CHUNKS; c++) {
@@ -87,12 +80,9 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                 UNROLLED (int q = 0; q < 4; q++) y[q] = here.point[PIECE * c + q * 4 + part][j + row];
                 multiply(sum, x[c], y);
             }
-            add_entries(before, w, acc); // these powers do not wait for the products
-            UNROLLED (int q = 0; q < 4; q++) before[q] = sum[q];
-            UNROLLED (int q = 0; q < 2; q++) w[q] = here.weight[j + 2 * part + q];
+            UNROLLED (int q = 0; q < 4; q++) acc[q / 2] = fma(w[q % 2], power_of(sum[q]), acc[q / 2]);
         }
     }
-    add_entries(before, w, acc);
     UNROLLED (int h = 0; h < 2; h++) {
         const double total = warp_sum<4>(acc[h]);
         if (part == 0 && i0 + 8 * h < count) out[blockIdx.y * count + i0 + 8 * h] = total;
