@@ -39,8 +39,8 @@ def factored_batch(task: BatchProblem, which: Any, exponents: Any, starts: list[
         costs = exponents(part)
         at = namespace(costs).asarray(part)
         own = [LevelStart(level, log_u[at], log_v[at]) for level, log_u, log_v in starts]
-        masses = (x[namespace(x).asarray(part)] for x in (task.A, task.B))
-        found.append(improved(task, costs, *masses, own, options)[0])
+        a, b = (x[namespace(x).asarray(part)] for x in (task.A, task.B))
+        found.append(improved(task, costs, a, b, own, options)[0])
     return namespace(found[0]).concatenate(found)
 
 
@@ -115,7 +115,8 @@ def plans_of(threads: int | None, costs: Any, log_c: Any, sides: Any, log_u: Any
         return DevicePlans(costs, log_c, sides, log_u, log_v)
     xp = namespace(costs)
     sides = [Margin(side.penalty, *(x if x is None else xp.asarray(x) for x in side[1:])) for side in sides]
-    return DeviceArrayPlans(costs, [*map(xp.asarray, log_c)], sides, xp.asarray(log_u), xp.asarray(log_v))
+    log_c = xp.asarray(log_c[0]), xp.asarray(log_c[1])
+    return DeviceArrayPlans(costs, log_c, sides, xp.asarray(log_u), xp.asarray(log_v))
 
 
 def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:

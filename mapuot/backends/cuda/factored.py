@@ -141,7 +141,8 @@ class DevicePlans:
     def read_numbers(self, count: int) -> F64:
         """Wait, and return the four numbers of each entry."""
         cp.cuda.get_current_stream().synchronize()
-        return self.answers[: 4 * count].reshape(count, 4).T.copy()
+        numbers: F64 = self.answers[: 4 * count].reshape(count, 4).T.copy()
+        return numbers
 
     def meet_columns(self, places: Any) -> None:
         self.request(places, 0, 0)
@@ -182,7 +183,7 @@ class DevicePlans:
 
     def in_turn(self, count: int) -> bool:
         """Tell whether so many equations are made and solved one by one."""
-        return count <= max(FEW, self.n // FEW_OF)
+        return bool(count <= max(FEW, self.n // FEW_OF))
 
     def solve(self, places: Any, shifts: F64) -> StepNumbers:
         count = len(places)
