@@ -55,7 +55,8 @@ class PointDistances:
             self.squares = (self.x**2).sum(1)
 
     def column(self, k: int) -> F64:
-        return self.rows(k, k + 1)[0]
+        distances: F64 = self.rows(k, k + 1)[0]
+        return distances
 
     def matrix(self) -> F64:
         return self.rows(0, self.count)
