@@ -195,6 +195,7 @@ class ArrayPlans:
         # Bertsekas: the direction ascends if points that it would stop at once are moved by their own equations
         held = stays | margins[1].nears(log_v, right, np.minimum(missed, NEAR_KINK))
         is_singular = ~((r > 0) & (fi < 1.0)).any(1) & ~(steepness > 0).any(1) & ~(held & (sizes > 0)).any(1)
+        is_singular &= (sizes > 0).any(1)  # else no column takes part, and S is the identity
         self.size[at] = np.where(stays, 1.0, sizes)
         self.right[at] = right
         self.translation[at] = 0.0

@@ -326,11 +326,12 @@ class Boxes:
             part = float(rows.sum(width.sum())) / pairs
             if part > BOXES.most_kept_share:
                 return None
-            if share.error + 2 * share.mass / self.mass <= goal:
+            missed = share.error + 2 * share.mass / self.mass
+            if missed <= goal:
                 break
             more = 6.0
-            if share.error < math.inf:
-                more = min(more, max(1.0, 0.8 * math.log(share.error / goal)))
+            if missed < math.inf:
+                more = min(more, max(1.0, 0.8 * math.log(missed / goal)))
             nats += more
         else:
             return None

@@ -138,7 +138,7 @@ FN void judge_plan(const Factored &F, const Entry &E, double *numbers) {
     numbers[1] = gain;
     numbers[2] = F.rounding * (size + before) + exponents * before;
     numbers[3] = exponents;
-    F.added[E.problem] = F.all_hard ? F.constant / diagonal : 0;
+    F.added[E.problem] = F.all_hard && diagonal > 0 ? F.constant / diagonal : 0; // 0: no column takes part
 }
 
 // A block for COLUMNS columns: the sums of the plan, and the marginal that log v asks for; the last one judges the plan

@@ -201,7 +201,9 @@ def test_float32_passes_go_on_after_a_new_k(using):
     np.testing.assert_allclose(*errors, rtol=1e-2)
 
 
-@pytest.mark.parametrize(("d", "reg_m", "put"), [(3, (np.inf, 1.0), cp.asarray), (20, 2.0, np.asarray)], ids=["3", "20"])
+@pytest.mark.parametrize(
+    ("d", "reg_m", "put"), [(3, (np.inf, 1.0), cp.asarray), (20, 2.0, np.asarray)], ids=["3", "20"]
+)
 def test_float32_passes_follow_a_float64_pass_that_corrects_their_sums(d, reg_m, put, using):
     """Fewer passes are float64 ones, and these certify the same plan."""
     using(POINTS, stays_from=0)

@@ -166,6 +166,13 @@ def test_clouds_that_are_scaled_keep_the_rounding_of_unit_vectors(backend):
     assert found["failures"] == []
 
 
+@pytest.mark.parametrize(("how", "index"), [("batch", 26), ("truncated", 170)])
+def test_no_column_takes_part_in_a_step_and_no_mass_is_lost_beyond_a_cut(how, index):
+    """A step with a factor divided by a sum of column sizes that was 0; a cut took the logarithm of a share of 0."""
+    found = judged_trial(Runner("cpu", over_ranks=False), how, 630904, index, numbers="extreme")
+    assert found["failures"] == []
+
+
 def test_a_failed_problem_without_a_constant_beside_others_with_one():
     """The constant of each cost is paid by its plan: 0 times the infinite mass of a failed problem warned of NaN."""
     found = judged_trial(Runner("cpu", over_ranks=False), "own batch", 680, 47)
