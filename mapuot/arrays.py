@@ -5,6 +5,7 @@ No library of a GPU is imported with this module. `backends` registers the modul
 
 import functools
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from .errors import shown
 from .penalties import F64
 
 PAD = 16  # rows of K and vectors of the columns are padded to a multiple of this many entries
+FILE_NAME = re.compile(r"[/\\]|\.[A-Za-z]\w+(:|$)")  # a folder, or an ending
 _on_gpu: list[str] = []  # the module that computes with vectors on a GPU, once it is registered
 
 
@@ -40,7 +42,7 @@ def is_data_set(x: Any) -> bool:
 
 def refuse_other(x: Any, name: str) -> None:
     """Raise a TypeError if x is the name of a file, or x or the first member of a list x a data set, and no array."""
-    if isinstance(x, (str, os.PathLike)):
+    if isinstance(x, os.PathLike) or (isinstance(x, str) and FILE_NAME.search(x)):
         cure = "numpy.load or pandas.read_csv reads one, and mapuot.solve takes the name of a file of costs"
         raise TypeError(f"{name} must be an array, got {shown(x)}: {cure}")
     if isinstance(x, (list, tuple)) and x:
