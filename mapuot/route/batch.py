@@ -197,8 +197,7 @@ class BatchRun:
             if (left := self.passes_before_steps(workspace)) > 0:
                 workspace.climb(stage.reg, rough, min(most, left))
                 starts.insert(0, workspace.reached(stage.reg / task.reg))
-        # a gap says nothing of hard columns that a plan misses
-        workspace.options = dataclasses.replace(options, by_paths=True, tol_gap=-1.0)
+        workspace.options = dataclasses.replace(options, by_paths=True)
         if (left := self.passes_before_steps(workspace)) > 0:
             workspace.iterate(min(most, left))
             starts.insert(0, workspace.reached(1.0))

@@ -414,6 +414,17 @@ def test_passes_certify_what_hard_columns_miss(sizes, monkeypatch):
         assert 1e-12 < min(sizes) * missed <= found.error_bound[k] * (1 + 1e-9) <= 1e-3
 
 
+@pytest.mark.parametrize("sizes", [(12, 10), (12, 140)], ids=["registers", "made"])
+def test_no_gap_is_known_while_hard_columns_miss_more_than_tol_gap(sizes):
+    rng = np.random.default_rng(1)
+    M = rng.random((3, *sizes))
+    found = solve_batch(cp.asarray(M), reg=0.05, reg_m=np.inf, tol=0.05, tol_gap=1e-9)
+    missed = np.array([np.abs(host(one.plan).sum(0) - 1 / sizes[1]).sum() for one in found])
+    assert found.converged.all()
+    assert (missed > 1e-9).any()
+    assert np.isinf(found.gap[missed > 1e-9]).all()
+
+
 def test_pairs_of_spaces_are_those_of_the_cpu():
     rng = np.random.default_rng(0)
     shapes = [rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (9, 12, 7)]
