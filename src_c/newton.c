@@ -27,8 +27,8 @@
 #define ENOUGH 0.1   /* stop when the residual counts less than this fraction of the error after the step */
 #define SAFETY                                                                                                         \
     2.0 /* many marginals: safety factor; the error of the residual is divided by the least curvature so far */
-#define SINGULAR 1e-14      /* curvature relative to D of a direction that no plan can follow, or of rounding */
-#define LONGEST 1.0         /* largest change of log v by a step that does not certify */
+#define SINGULAR 1e-14 /* curvature relative to D of a direction that no plan can follow, or of rounding */
+#define LONGEST 1.0    /* largest change of log v by a step that does not certify */
 #define MOST_STEPS 60
 #define UNREACHED 0.1    /* largest share of tol for hard columns with masses that underflow */
 #define PASSES_BETWEEN 8 /* passes between two steps if the first was too far off to be solved */

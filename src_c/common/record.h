@@ -44,8 +44,8 @@ typedef struct {
     double hard_sides;             /* how many sides have a balanced point or a range */
     double extra_error;            /* known error of the plan that a pass cannot see */
     double extra_gap;              /* known distance of dual value and objective that a pass cannot see */
-    double path;            /* edges of the longest path, for columns with kinks in the penalty, 0: no bound by it */
-    double missed;          /* factor of the mass that hard columns miss: edges of a path, or 1 where Newton's step follows */
+    double path;   /* edges of the longest path, for columns with kinks in the penalty, 0: no bound by it */
+    double missed; /* factor of the mass that hard columns miss: edges of a path, or 1 where Newton's step follows */
     int64_t anderson_depth; /* Anderson differences kept at most, 0: none */
     int64_t in_place;       /* 1: K is overwritten by the plan and rounded once a pass */
     int64_t finer;          /* 1: there is a finer storage of K to go on with */

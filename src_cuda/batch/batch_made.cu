@@ -73,7 +73,8 @@ FN void open_own(const Batch &S, Shared &all) {
         own.n = at[3];
         own.points_x += at[0] * S.dim;
         own.points_y += at[2] * S.dim;
-        if (own.limits.missed > 1) own.limits.missed *= fmin((double)own.m, (double)own.n) / fmin((double)S.m, (double)S.n);
+        if (own.limits.missed > 1)
+            own.limits.missed *= fmin((double)own.m, (double)own.n) / fmin((double)S.m, (double)S.n);
     }
     own.M += problem * S.M_problem;
     own.M_narrow += problem * S.m * S.n;

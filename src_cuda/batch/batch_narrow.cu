@@ -50,7 +50,8 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
         const double own = ONE_POTENTIAL ? own_part(S.fi2) : 1, sides = ONE_POTENTIAL ? 2 : 1;
         const double half = LN2 * (1 + S.limits.rate_cols) / own;
         rate.own = (float)own;
-        rate.error = (float)(sides * half * (rate.k2 > 0 ? 0.5 * S.limits.rho_cols * S.limits.inv_reg * half : S.limits.missed));
+        rate.error =
+            (float)(sides * half * (rate.k2 > 0 ? 0.5 * S.limits.rho_cols * S.limits.inv_reg * half : S.limits.missed));
         rate.tol = (float)fmax(S.limits.tol, S.limits.narrow_floor);
         rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b;
         rate.dual_mass = S.limits.reg + (ONE_POTENTIAL ? 0 : S.limits.rho_rows);
