@@ -189,7 +189,11 @@ class Answer(AnswerHints):
         """The vectors that lie on a device, by name."""
         vectors = *self._logs, *(self._marginals or ())
         found = zip(("log_u", "log_v", "row_marginal", "col_marginal"), vectors, strict=False)
-        return {name: x for name, x in found if namespace(x) is not np}
+        there = {name: x for name, x in found if namespace(x) is not np}
+        for name, constant in zip(("log_u", "log_v"), self.problem.constants, strict=True):
+            if name in there:
+                there[name] = with_constant(there[name], constant / self.problem.reg)
+        return there
 
     @property
     def log_u(self) -> Any:

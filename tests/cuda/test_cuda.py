@@ -839,3 +839,15 @@ def test_wrong_device(monkeypatch):
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 7)
     with pytest.raises(ValueError, match="arrays must be on the current device 7, got one on 0"):
         cuda.asarray(M)
+
+
+def test_log_scalings_that_lie_on_a_device_have_the_constant_of_the_costs():
+    """A tensor's log_u is made of the device's vector: it lacked what a large constant in M adds."""
+    rng = np.random.default_rng(3)
+    M, a, b = rng.random((12, 15)), np.full(12, 1 / 12), np.full(15, 1 / 15)
+    result = solve(M + 1e9, a, b, reg=0.05, reg_m=(np.inf, 1.0), backend="cuda")
+    right = result.log_u, result.log_v
+    assert abs(right[0]).max() > 1e8
+    result._logs = tuple(map(cp.asarray, result._logs))
+    for name, log_x in zip(("log_u", "log_v"), right, strict=True):
+        np.testing.assert_array_equal(host(result._there[name]), log_x)
