@@ -63,7 +63,9 @@ FN double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &mo
     settle(&limits, &p, &out);
     const double loss =
         (ONE_POTENTIAL ? 2 : 1) * t[LOSS]; // with one potential the rows have the same loss as the columns
-    certify(&limits, &p, &out, soft ? loss : 0, soft ? 0 : loss, 0,
+    // two hard sides: the optimum is that of b scaled to the mass of a, which may differ by rounding
+    const double uneven = S.k1 > 0 ? 0 : fabs(p.mass_a - p.mass_b);
+    certify(&limits, &p, &out, soft ? loss : 0, soft ? 0 : loss + uneven, 0,
             1); // scale 1: a pass on an outgrown K does not come here
     judge(&limits, &p, &out, 1, 1);
     out.passes = (double)p.passes;

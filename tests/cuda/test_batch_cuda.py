@@ -414,6 +414,19 @@ def test_passes_certify_what_hard_columns_miss(sizes, monkeypatch):
         assert 1e-12 < min(sizes) * missed <= found.error_bound[k] * (1 + 1e-9) <= 1e-3
 
 
+def test_certified_error_counts_masses_that_differ_by_rounding():
+    """From one row the plan between hard sides is b, scaled to the mass of the row."""
+    rng = np.random.default_rng(0)
+    b = rng.dirichlet((1, 1), 400)
+    uneven = b * (1 + 9e-15 * rng.choice([-1, 1], (400, 1)))
+    found = solve_batch(cp.asarray(rng.random((400, 1, 2)) / 1e3), cp.ones((400, 1)), cp.asarray(uneven),
+                        reg=1.0, reg_m=np.inf, tol=1e-7)  # fmt: skip
+    apart = np.abs(host(found.plan)[:, 0] - uneven / uneven.sum(1, keepdims=True)).sum(1)
+    assert found.converged.all()
+    assert (apart > 1e-12).any()
+    assert (apart <= found.error_bound + 4e-16).all()
+
+
 @pytest.mark.parametrize("sizes", [(12, 10), (12, 140)], ids=["registers", "made"])
 def test_no_gap_is_known_while_hard_columns_miss_more_than_tol_gap(sizes):
     rng = np.random.default_rng(1)
