@@ -100,7 +100,8 @@ class BatchResult(Answer, Sequence[Result]):
 
     ``batch[i]`` is the `Result` of problem i, and ``for result in batch`` goes through all of them. The methods below
     serve all problems in one call. On a GPU, and on a CPU for problems up to 640 x 640, they form the plans of many
-    problems at once, in float64, and keep none.
+    problems at once, in float64, and keep none. Like the sums of plans (``objective``, ``cost``, ``dual``, ``mass``)
+    they read M, A and B again: copy these arrays first if they are changed after the solve.
 
     Attributes
     ----------

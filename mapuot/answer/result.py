@@ -232,7 +232,8 @@ class Result(CertifiedAnswer, Answer):
     """Answer of `solve`: the potentials, the certificate, and the plan on request.
 
     The plan is formed only when ``plan`` is read. ``apply``, ``barycentric_map``, ``map``, ``top_k``, ``sparse``,
-    ``push``, ``pull``, ``sample``, ``cost`` and ``objective`` work without it.
+    ``push``, ``pull``, ``sample``, ``cost`` and ``objective`` work without it. All of them read M, a and b again: copy
+    these arrays first if they are changed after the solve. Points are copied by `PointCloud`.
 
     Attributes
     ----------
