@@ -842,7 +842,7 @@ def test_wrong_device(monkeypatch):
 
 
 def test_log_scalings_that_lie_on_a_device_have_the_constant_of_the_costs():
-    """A tensor's log_u is made of the device's vector: it lacked what a large constant in M adds."""
+    """A tensor's log_u is made of the device's vector: it lacked the part of a large constant in M."""
     rng = np.random.default_rng(3)
     M, a, b = rng.random((12, 15)), np.full(12, 1 / 12), np.full(15, 1 / 15)
     result = solve(M + 1e9, a, b, reg=0.05, reg_m=(np.inf, 1.0), backend="cuda")
