@@ -170,10 +170,25 @@ class BatchResult(Answer, Sequence[Result]):
         """Tell which problems their last pass proves nothing of, (p,): their `Result` sums the plan instead."""
         return ((self.last_pass.dual == -np.inf) & ~self.converged) | np.isin(self.status, FAILED)
 
-    own_logs = property(lambda self: (self._known.log_u, self._known.log_v))
-    row_marginal = property(lambda self: self._known.r)
-    col_marginal = property(lambda self: self._known.s)
-    gap = property(lambda self: self._known.gap)
+    @property
+    def own_logs(self) -> tuple[Any, Any]:
+        """The log scalings (p, m) and (p, n) for M less its constant, and without a translation."""
+        return self._known.log_u, self._known.log_v
+
+    @property
+    def row_marginal(self) -> Any:
+        """``P 1`` of each problem, (p, m), in units of mass."""
+        return self._known.r
+
+    @property
+    def col_marginal(self) -> Any:
+        """``P^T 1`` of each problem, (p, n), in units of mass."""
+        return self._known.s
+
+    @property
+    def gap(self) -> Any:
+        """Bound on each objective less its optimum, (p,), in units of the objective."""
+        return self._known.gap
 
     @cached_property
     def mass(self) -> F64:

@@ -33,15 +33,17 @@ def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
     """Return several clouds of points as one `PointCloud`."""
     cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
     if cloud.ndim != 3:
-        cure = "histograms over common costs M are the rows of masses, mapuot.pairwise(M, masses, ...)"
+        cure = "histograms over common costs M are the rows of masses, mapuot.pairwise(M, masses, ...), "
+        cure += "or go to mapuot.sinkhorn_divergence(M, A, B)"
         raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}: {cure}")
     return cloud
 
 
 def shares_costs(clouds: Any, masses: Any) -> bool:
     """Tell whether ``clouds`` are costs between the points of one space, with a histogram in each row of ``masses``."""
-    has_histograms = masses is not None and np.ndim(masses) == 2
-    return has_histograms and (isinstance(clouds, Grid) or (hasattr(clouds, "shape") and len(clouds.shape) == 2))
+    if not isinstance(clouds, Grid) and len(getattr(clouds, "shape", ())) != 2:
+        return False
+    return masses is not None and np.ndim(masses) == 2
 
 
 def shared_costs(given: dict[str, Any]) -> Any:
