@@ -171,22 +171,24 @@ class BatchResult(Answer, Sequence[Result]):
         return ((self.last_pass.dual == -np.inf) & ~self.converged) | np.isin(self.status, FAILED)
 
     @property
-    def own_logs(self) -> tuple[Any, Any]:
+    def own_logs(self) -> tuple[F64, F64]:
         """The log scalings (p, m) and (p, n) for M less its constant, and without a translation."""
         return self._known.log_u, self._known.log_v
 
     @property
-    def row_marginal(self) -> Any:
+    def row_marginal(self) -> F64:
         """``P 1`` of each problem, (p, m), in units of mass."""
-        return self._known.r
+        marginal: F64 = self._known.r
+        return marginal
 
     @property
-    def col_marginal(self) -> Any:
+    def col_marginal(self) -> F64:
         """``P^T 1`` of each problem, (p, n), in units of mass."""
-        return self._known.s
+        marginal: F64 = self._known.s
+        return marginal
 
     @property
-    def gap(self) -> Any:
+    def gap(self) -> F64:
         """Bound on each objective less its optimum, (p,), in units of the objective."""
         return self._known.gap
 
