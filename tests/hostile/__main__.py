@@ -89,7 +89,7 @@ def lanes() -> list[Lane]:
     return found
 
 
-def run(lane: Lane, *words: Any, seconds: float = LONGEST) -> list[dict[str, Any]]:
+def run(lane: Lane, *words: Any, seconds: float = math.inf) -> list[dict[str, Any]]:
     """Return the lines of one worker, one for each trial; a worker that dies, or outlives LONGEST, is a failure too."""
     how = {"env": lane.environment(), "cwd": TESTS, "capture_output": True, "timeout": min(seconds, LONGEST)}
     failed = ""
@@ -104,6 +104,8 @@ def run(lane: Lane, *words: Any, seconds: float = LONGEST) -> list[dict[str, Any
             failed = f"no end after {LONGEST} s"
     *lines, _ = output.decode().split("\n")  # a worker that was stopped may not have written its last line whole
     found = [dict(json.loads(line)) for line in lines if line.startswith("{")]
+    if not failed and len(found) < words[2] and seconds > LONGEST:
+        failed = f"worker ended after {len(found)} of {words[2]} trials"
     if failed:
         found.append({"failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": failed}]})
     return found
