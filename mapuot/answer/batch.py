@@ -58,10 +58,10 @@ def scaled_by(regs: Any, table: Any) -> Any:
 class LastPass(NamedTuple):
     """Numbers of the last passes of all problems; the first four on the device of the solve."""
 
-    log_u: Any  # (p, m), as `Answer.own_logs`
-    log_v: Any
-    r: Any  # marginals
-    s: Any
+    log_u: F64  # (p, m), as `Answer.own_logs`
+    log_v: F64
+    r: F64  # marginals
+    s: F64
     gap: F64
     error: F64
     dual: F64
@@ -151,7 +151,7 @@ class BatchResult(Answer, Sequence[Result]):
         self.n_passes, self.status, self.how = ends[4:]
 
     @cached_property
-    def _known(self) -> "LastPass":
+    def _known(self) -> LastPass:
         """The numbers of the last passes; of problems that their last pass proves nothing of, of their `Result`."""
         found = self.last_pass
         summed = self._proves_nothing
@@ -178,14 +178,12 @@ class BatchResult(Answer, Sequence[Result]):
     @property
     def row_marginal(self) -> F64:
         """``P 1`` of each problem, (p, m), in units of mass."""
-        marginal: F64 = self._known.r
-        return marginal
+        return self._known.r
 
     @property
     def col_marginal(self) -> F64:
         """``P^T 1`` of each problem, (p, n), in units of mass."""
-        marginal: F64 = self._known.s
-        return marginal
+        return self._known.s
 
     @property
     def gap(self) -> F64:
@@ -329,7 +327,7 @@ class BatchResult(Answer, Sequence[Result]):
         return values
 
     @cached_property
-    def _sums(self) -> "Sums":
+    def _sums(self) -> Sums:
         factors = self._factors()
         reach: Any = 0.0
         if factors is None:

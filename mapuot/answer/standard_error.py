@@ -98,16 +98,9 @@ def error_of_side(weight: F64, slope: F64, draws: float | None) -> Any:
         share = weight / total
         apart = total * (slope - (share * slope).sum(-1, keepdims=True))
         if draws is not None:
-            return norm(np.sqrt(share / (draws - 1)) * apart)
+            return np.hypot.reduce(np.sqrt(share / (draws - 1)) * apart, axis=-1)  # its squares may leave float64
         n = (weight > 0).sum(-1)
-        return np.where(n > 1, norm(share * apart) * np.sqrt(n / (n - 1)), np.inf)
-
-
-def norm(x: F64) -> Any:
-    """Return the root of the sum of squares along the last axis; squares of 1e200, or of 1e-200, are no numbers."""
-    unit = np.abs(x).max(-1, initial=0.0)
-    unit = np.where(np.isfinite(unit) & (unit > 0), unit, 1.0)
-    return unit * np.sqrt(((x / unit[..., None]) ** 2).sum(-1))
+        return np.where(n > 1, np.hypot.reduce(share * apart, axis=-1) * np.sqrt(n / (n - 1)), np.inf)
 
 
 def self_slope(result: Any) -> F64:
