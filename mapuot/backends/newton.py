@@ -40,9 +40,9 @@ class Newton:
         w.n, w.reg = n, reg
         self.y, self.d, self.t = (np.frombuffer(ffi.buffer(x, 8 * n)) for x in (w.y, w.d, w.t))
 
-    def set_rows(self, rows: Side, m: int) -> None:
+    def set_rows(self, rows: Side) -> None:
         """Set the penalty and the number of the rows, which each pass meets."""
-        self.record.m = m
+        self.record.m = rows.n_points
         self.record.hard_rows = rows.rho_range[0] == math.inf
         self.record.least = 1 / (1 + rows.rho_range[1] / self.record.reg)
 
@@ -92,7 +92,7 @@ class ColumnsNewton(Newton):
         rows, cols, parts = problem.rows, problem.cols, problem.parts
         super().__init__(problem.reg, cols.weight, cols.rho)
         self.problem = problem
-        self.set_rows(rows, rows.n_points)
+        self.set_rows(rows)
         if parts:
             self.part = np.ascontiguousarray(parts.cols, np.int32)
             self.parts = parts.count + 1
