@@ -28,7 +28,7 @@ Call = tuple[str, tuple[tuple[str, int], ...], dict[str, Any]]
 
 LOSSES: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {}  # by name; what tells how many problems there are
 CALLS: dict[int, Call] = {}  # of compiled programs, which outlive a process in the compiler's cache
-KEPT: dict[int, tuple[list[Tensor], Tensor]] = {}  # by a value's number: its inputs, and the value with its graph
+VALUES: dict[int, tuple[list[Tensor], Tensor]] = {}  # by a value's number: its inputs, and the value with its graph
 NUMBERS = itertools.count()
 WORKERS = ThreadPoolExecutor()
 
@@ -112,8 +112,8 @@ def value(inputs: list[Tensor], number: int) -> tuple[Tensor, Tensor]:
 
     found = WORKERS.submit(work).result()  # an operator runs below autograd, a thread does not
     name = torch.tensor(next(NUMBERS))
-    KEPT[int(name)] = inputs, found
-    weakref.finalize(name, KEPT.pop, int(name), None)
+    VALUES[int(name)] = inputs, found
+    weakref.finalize(name, VALUES.pop, int(name), None)
     return found.detach(), name
 
 
@@ -137,7 +137,8 @@ def value_without_numbers(inputs: list[Tensor], number: int) -> tuple[Tensor, Te
 @torch.library.impl("mapuot::slope", "CompositeExplicitAutograd")
 def slope(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Tensor:
     """Return grad times the derivative of a value by one of its inputs."""
-    kept, found = KEPT[int(name)]  # in this thread: on a GPU a backward pass in another thread would wait for this one
+    # in this thread: on a GPU a backward pass in another thread would wait for this one
+    kept, found = VALUES[int(name)]
     (one,) = torch.autograd.grad(found, kept[place], grad, retain_graph=True, materialize_grads=True)
     return one.clone(memory_format=torch.contiguous_format)
 

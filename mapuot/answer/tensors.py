@@ -90,7 +90,7 @@ def listed(M: Any) -> Any:
     return M if isinstance(M, (list, tuple)) else (M,)
 
 
-def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
+def call_with_arrays(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
     """Call ``function(**arguments)`` with tensors as arrays on their device; return its answer as `Tensors`."""
     with stream_of(like.device):
         arrays = {name: x if type(x) in NO_TENSORS else taken(x, name) for name, x in arguments.items()}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..answer.tensors import answered, listed, tensor_among
+from ..answer.tensors import call_with_arrays, listed, tensor_among
 from ..problem.scale import scaled
 from ..problem.validate import as_flag
 
@@ -38,7 +38,7 @@ def entry(
                     check_order(dict(zip(tensors, values, strict=False)))
                 like = tensor_among(*(part for x in values for part in listed(x)))
                 if like is not None:
-                    return answered(call, like, arguments(signature, args, named))
+                    return call_with_arrays(call, like, arguments(signature, args, named))
             if "scale_each" in named:
                 as_flag(named["scale_each"], "scale_each")
             own_units = named.get("scale_each") and not each

@@ -25,7 +25,7 @@ from .factored import factored_start
 from .kept import KeptPairs
 from .loop import Run
 from .settings import PAIRS
-from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
+from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, choose_route, in_words, newton_words
 from .truncation import begin_skipping, end_skipping, in_boxes
 
 
@@ -87,9 +87,9 @@ def carry_out_stages(
     given = bool(start[0].any()), bool(start[1].any())
     saves = bool(run.saves)
     called = run.n_passes
-    way = route(problem, options, run.max_passes, run.backend, given=given, escalate=escalate, saves=saves)
+    route = choose_route(problem, options, run.max_passes, run.backend, given=given, escalate=escalate, saves=saves)
     task = problem
-    if way.turned:
+    if route.turned:
         task = problem.transpose()
         start = start[::-1]
     if options.symmetric:
@@ -100,17 +100,17 @@ def carry_out_stages(
         start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed: SortedPoints | None = None
-    factors_follow = way.nats is None and way.stages[-1].with_factors
+    factors_follow = route.nats is None and route.stages[-1].with_factors
     run.outcome = outcomes.at_start(run.outcome, factors_follow)
     run.potentials = start
     with run.shown():
         log_v = start[1]
-        if way.nats is not None:
-            task, boxed = in_boxes(run.backend.to_device(task), way.turned, run.backend.least_box, options.threads)
+        if route.nats is not None:
+            task, boxed = in_boxes(run.backend.to_device(task), route.turned, run.backend.least_box, options.threads)
             task = run.backend.to_device(task)
             solve = functools.partial(between_all, run, escalate)
             log_v, skip = begin_skipping(
-                task, boxed, options, start if way.warm else None, way.nats, solve, run.backend
+                task, boxed, options, start if route.warm else None, route.nats, solve, run.backend
             )
         elif task.rows.there and not run.backend.stores_kernel(task, options):
             task = run.backend.to_device(task)
@@ -119,8 +119,8 @@ def carry_out_stages(
                 log_v = xp.asarray(log_v)
             else:
                 log_v = xp.zeros(len(log_v))
-        done, skip = all_stages(run, task, way, log_v, skip)
-    how = describe(way, done, problem, skip, run, called)
+        done, skip = all_stages(run, task, route, log_v, skip)
+    how = describe(route, done, problem, skip, run, called)
     potentials = run.potentials
     marginals = run.marginals
     skipped = None
@@ -128,7 +128,7 @@ def carry_out_stages(
         skipped = end_skipping(boxed, skip)
         potentials = boxed.back(potentials)
         marginals = boxed.back(marginals)
-    if way.turned:
+    if route.turned:
         potentials = potentials[::-1]
         marginals = marginals[::-1]
     if (
@@ -149,15 +149,15 @@ def carry_out_stages(
 
 
 def all_stages(
-    run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None
+    run: Run, task: Any, route: Route, log_v: F64, skip: Truncation | None = None
 ) -> tuple[list[StageRecord], Truncation | None]:  # fmt: skip
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
     done = list[StageRecord]()
     starts: dict[float, LevelStart] = {}  # for steps with a factor, by reg over the reg asked for
-    if way.stages[-1].with_factors:
+    if route.stages[-1].with_factors:
         starts[1.0] = LevelStart(1.0, *run.potentials)
     kept: KeptPairs | None = None
-    for stage in way.stages:
+    for stage in route.stages:
         if run.outcome.status not in stage.after:
             continue
         if stage.from_zeros:
@@ -173,10 +173,10 @@ def all_stages(
             now = stage._replace(certifies=True, most=run.n_passes + 1)
         if stage.with_factors:
             skip = None
-            now, log_v = after_steps(run, task, now, way.options, log_v, starts)
+            now, log_v = after_steps(run, task, now, route.options, log_v, starts)
         if stage.on_kept_pairs:
-            kept = kept or KeptPairs(run, way.options.threads)
-        found = one_stage(run, task, now, way.options, log_v, skip, kept)
+            kept = kept or KeptPairs(run, route.options.threads)
+        found = one_stage(run, task, now, route.options, log_v, skip, kept)
         if found is None:
             continue
         log_v = found
@@ -259,19 +259,19 @@ def between_all(
 
 
 def describe(
-    way: Route, done: list[StageRecord], problem: Problem, skip: Truncation | None, run: Run, called: int
+    route: Route, done: list[StageRecord], problem: Problem, skip: Truncation | None, run: Run, called: int
 ) -> str:
     """Return the text of `Result.how`; ``called``: passes of the single call that made the start, or 0."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE] or own[:1]
     together = [x for x in first if x.stage.symmetric]
     more = [FORMED] if isinstance(problem.cost, FormedCosts) else []
-    more += ["turned"] if way.turned else []
+    more += ["turned"] if route.turned else []
     if together:
         more.append("one potential" if first == together else "one potential left")
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
-    if way.warm:
+    if route.warm:
         if called:
             start = f"a start of {called} passes in one call"
         else:

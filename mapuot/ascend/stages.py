@@ -1,4 +1,4 @@
-"""The solution strategy of a problem, as data: `route` decides, the driver (ascend/carry_out.py) carries out.
+"""The solution strategy of a problem, as data: `choose_route` decides, the driver (ascend/carry_out.py) carries out.
 
     turned?    swap rows and columns if only the columns are balanced, or if columns are quicker to read
     skipped?   leave out pairs of points that are far from each other and provably negligible
@@ -66,7 +66,7 @@ class Route(NamedTuple):
     stages: tuple[Stage, ...]  # Newton's steps with a factor, if any, are last
 
 
-def route(
+def choose_route(
     problem: Problem, options: Options, most: int, backend: Backend, *,
     given: tuple[bool, bool] = (False, False), escalate: bool = False, saves: bool = False,
 ) -> Route:  # fmt: skip

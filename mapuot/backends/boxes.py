@@ -36,7 +36,7 @@ def unit_of(shape: tuple[int, int], least: int = 16) -> int:
     return max(least, *(unit for unit, points in BOXES.units if max(shape) >= points))
 
 
-class Half:
+class BoxedSide:
     """The points of one side in boxes of ``unit`` points, scaled to factor (x - first), so that a cost of reg is 1.
 
     Arrays over the points are where the points are, on the host or a device; arrays over the boxes are numpy's.
@@ -148,15 +148,16 @@ class Boxes:
         factor = metric.scaled(scale / problem.reg)
         self.smooth = metric.square
         first = copied(columns[:, :1]).T
-        self.rows, self.cols = (Half(x, first, factor, self.unit, k) for x, k in ((rows, 1), (columns[:, :n].T, PAD)))
-        reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
+        self.rows = BoxedSide(rows, first, factor, self.unit, 1)
+        self.cols = BoxedSide(columns[:, :n].T, first, factor, self.unit, PAD)
+        reach = [np.abs(boxed.mid).max(initial=0.0) + boxed.half.max(initial=0.0) for boxed in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
     def tilt(self, state: PassState) -> tuple[TiltedSide, TiltedSide, dict[str, F64]]:
         """Return both sides as `TiltedSide`, and the arrays of both sides for the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
-        sides = [self.tilted(half, log_scale, log) for half, log_scale, log in logs[: 2 - self.symmetric]]
+        sides = [self.tilted(boxed, log_scale, log) for boxed, log_scale, log in logs[: 2 - self.symmetric]]
         sides *= 1 + self.symmetric
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
@@ -182,17 +183,17 @@ class Boxes:
             return (0.5 * (row + column),) * 2
         return (row, column)
 
-    def tilted(self, half: Half, log_scale: F64, log: F64) -> TiltedSide:
+    def tilted(self, boxed: BoxedSide, log_scale: F64, log: F64) -> TiltedSide:
         """Subtract slopes from ``log``, the exponent of the plan without the cost.
 
         The slopes are fitted to ``log_scale``, the exponent without masses, because it is smooth.
         """
         if self.smooth:
-            slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale))
+            slope = boxed.slopes(np.where(np.isneginf(log), np.nan, log_scale))
         else:
-            slope = np.zeros_like(half.mid)
-        off = (half.offset * slope[:, None]).sum(2)
-        flat = half.split(log, -np.inf) - off
+            slope = np.zeros_like(boxed.mid)
+        off = (boxed.offset * slope[:, None]).sum(2)
+        flat = boxed.split(log, -np.inf) - off
         top = flat.max(1)
         is_finite = np.isfinite(top)
         shares = np.exp(flat - np.where(is_finite, top, 0.0)[:, None])
@@ -271,15 +272,15 @@ class Boxes:
         """
         problem, mass = self.problem, self.mass
         found: list[Callable[[F64], float]] = []
-        halves = (problem.rows, self.rows, state.log_u, state.r), (problem.cols, self.cols, state.log_v, state.s)
-        if not all(side.penalty == "kl" and not side.ranks.max(any_of(side.hard)) for side, *_ in halves):
+        boxed_sides = (problem.rows, self.rows, state.log_u, state.r), (problem.cols, self.cols, state.log_v, state.s)
+        if not all(side.penalty == "kl" and not side.ranks.max(any_of(side.hard)) for side, *_ in boxed_sides):
             return []
-        for (side, half, log, r), tilt in zip(halves, sides, strict=True):
+        for (side, boxed, log, r), tilt in zip(boxed_sides, sides, strict=True):
             if near is None:
-                found.append(functools.partial(grown, side, half, problem.reg * log, r, mass * tilt.shares))
+                found.append(functools.partial(grown, side, boxed, problem.reg * log, r, mass * tilt.shares))
             else:
                 found.append(
-                    functools.partial(grown_near, half, *near_terms(half, side, problem.reg, r, tilt, near), mass)
+                    functools.partial(grown_near, boxed, *near_terms(boxed, side, problem.reg, r, tilt, near), mass)
                 )
         return found
 
@@ -360,20 +361,20 @@ def near_growth(shares: F64, r: F64, rho: F64, reg: float, near: float) -> tuple
     return square, near * np.sqrt(reg * rho) * shares
 
 
-def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> float:
+def grown(side: Side, boxed: BoxedSide, f: F64, r: F64, shares: F64, bound: F64) -> float:
     """Bound rho (KL(r + x | q) - KL(r | q)) over 0 <= x <= t, with q = weight e^(-f / rho); it is convex in x."""
-    total = float(growth(half.share_out(bound, shares), f, r, side.log_weight, side.rho).sum())
+    total = float(growth(boxed.share_out(bound, shares), f, r, side.log_weight, side.rho).sum())
     return math.inf if math.isnan(total) else total  # all terms are >= 0: the sum is NaN only if a term is
 
 
-def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: TiltedSide, near: float) -> tuple[F64, F64]:
+def near_terms(boxed: BoxedSide, side: Side, reg: float, r: F64, tilt: TiltedSide, near: float) -> tuple[F64, F64]:
     """Return each box's sums of rho t^2 / (2 r) and rho t log(r / q) at t = 1; log(r / q) = near sqrt(reg / rho)."""
-    square, linear = near_growth(tilt.shares.reshape(-1)[: half.count], r, side.rho, reg, near)
-    return half.sums(square), half.sums(linear)
+    square, linear = near_growth(tilt.shares.reshape(-1)[: boxed.count], r, side.rho, reg, near)
+    return boxed.sums(square), boxed.sums(linear)
 
 
-def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) -> float:
-    t = mass * bound[: half.boxes]
+def grown_near(boxed: BoxedSide, square: F64, linear: F64, mass: float, bound: F64) -> float:
+    t = mass * bound[: boxed.boxes]
     with np.errstate(invalid="ignore", over="ignore"):
         value = np.where(t > 0, t * (t * square + linear), 0.0)
     total = float(value.sum())  # all terms are >= 0: the sum is NaN only if a term is

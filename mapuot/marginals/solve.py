@@ -130,11 +130,11 @@ def multimarginal(
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
     own = Stage(problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE)
-    way = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
+    route = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
     engine = Engine(lambda problem, before: (Tree if problem.kind == "tree" else JointBlocks)(problem, before))
     run = Run(engine, most, as_callback(callback), progress)
     with run.shown():
-        done, _ = all_stages(run, problem, way, np.zeros(1))
+        done, _ = all_stages(run, problem, route, np.zeros(1))
     if run.clusters:
         clusters = [f"corrected by {run.clusters} clusters"]
     else:

@@ -63,7 +63,7 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> Cal
     """Return the limits of one call for such problems; None if one call cannot solve them."""
     both_hard = hard_cols and not options.symmetric
     if (both_hard and not hard_rows) or not options.anderson_depth:
-        return None  # soft rows and hard columns: `route` exchanges the sides
+        return None  # soft rows and hard columns: `choose_route` exchanges the sides
     if both_hard:
         options = dataclasses.replace(options, precision="float64")
         tol = BOTH_MET * min(options.tol, COARSEST)
@@ -80,14 +80,14 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> Cal
 class PendingSolve:
     """A solve that runs on a GPU; its members wait for the end."""
 
-    def __init__(self, problem: PlainProblem, sent: Any) -> None:
+    def __init__(self, problem: PlainProblem, launched: Any) -> None:
         """``problem``: with the options of the answer, not of the passes."""
-        self.problem, self.sent, self.since = problem, sent, time.perf_counter()
+        self.problem, self.launched, self.since = problem, launched, time.perf_counter()
 
     @property
     def solved(self) -> bool:
         """Wait; return whether there is a plan with enough mass that no ScalingWarning is due."""
-        mass, (rows, cols) = self.sent.mass, self.problem.sides
+        mass, (rows, cols) = self.launched.mass, self.problem.sides
         odd = moves_little(mass, rows.mass, cols.mass) or moves_much(mass, rows.mass, cols.mass)
         return mass >= 0 and not odd
 
@@ -100,17 +100,17 @@ class PendingSolve:
         """Wait; return the result, or None if the problem needs more than one call."""
         if not self.solved:
             return None
-        result = DeviceResult(self.problem, self.sent.answer(), self.since)
+        result = DeviceResult(self.problem, self.launched.answer(), self.since)
         is_certified = self.certain or result.meets(self.problem.cost.array)
         result.status = after_one_call(is_certified).status
         return result
 
     def unfinished(self, most: int) -> Start:
         """Wait; return the state that the solve has reached; zeros if it has failed, or has made ``most`` passes."""
-        if self.sent.status not in (RUNNING, ABSORB):
+        if self.launched.status not in (RUNNING, ABSORB):
             return Start()
         m, n = self.problem.cost.shape
-        found = self.sent.answer()
+        found = self.launched.answer()
         trace = stats_of_call(found.passes, time.perf_counter() - self.since)
         if len(trace) < most:
             return Start((np.zeros(m), found.numbers[m : m + n]), trace)
@@ -140,10 +140,10 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
     own = cost.cloud or cost
     least = own.error(0.0)
     rounding = own.error(1.0) - least, least, cost.rounding
-    sent = solver().begin(cost.array, rows, cols, problem.reg, found.passes, found.most, found.most_range, rounding)
-    if sent is None:
+    launched = solver().begin(cost.array, rows, cols, problem.reg, found.passes, found.most, found.most_range, rounding)
+    if launched is None:
         return None
-    return PendingSolve(problem._replace(options=found.options), sent)
+    return PendingSolve(problem._replace(options=found.options), launched)
 
 
 def limits_of(call: Call, problem: PlainProblem) -> CallLimits | None:
@@ -170,7 +170,7 @@ class CapturedSolve(NamedTuple):
         """Wait for a solve; return its result or None, and the costs M, a view of its ``buffer``."""
         M, exponents = self.prepared.views(buffer)
         pending.problem = pending.problem._replace(cost=Dense(M))
-        pending.sent = pending.sent.copied(self.prepared, exponents)
+        pending.launched = pending.launched.copied(self.prepared, exponents)
         return pending.result(), M
 
 
@@ -194,7 +194,7 @@ def between(
         found = None
     if not problem or not found:
         return None
-    points = d, "f" if itemsize == 4 else "d", m
+    points = module.PointInputs(d, "f" if itemsize == 4 else "d", m)
     given = found.passes, found.most, found.most_range, points
     prepared = module.SolveLaunches(problem.cost.array, *problem.sides, problem.reg, *given)
     if not prepared.fits or not prepared.workspace.launch.persistent:

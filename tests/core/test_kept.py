@@ -269,7 +269,7 @@ def test_the_way_is_for_sharp_plans_of_large_matrices_on_the_device(monkeypatch,
 
     def keeps(M, reg=2e-6, reg_m=1.0):
         task = Problem.from_arrays(M, None, None, reg, reg_m, "kl", "product", cuda)
-        return any(stage.on_kept_pairs for stage in stages.route(task, options, 100, cuda).stages)
+        return any(stage.on_kept_pairs for stage in stages.choose_route(task, options, 100, cuda).stages)
 
     x, y = np.random.default_rng(0).random((2, 2048, 1))
     M = placed(np.abs(x - y.T), "cuda")

@@ -1,4 +1,4 @@
-"""The path of a solve: `route` as a pure function, and `Result.how`, which names the path taken."""
+"""The path of a solve: `choose_route` as a pure function, and `Result.how`, which names the path taken."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from scipy import sparse
 
 import mapuot
 from mapuot.ascend.settings import STAGES
-from mapuot.ascend.stages import UNDONE, larger_regs, route
+from mapuot.ascend.stages import UNDONE, choose_route, larger_regs
 from mapuot.backends.cpu import backend as cpu
 from mapuot.contract import Backend
 from mapuot.problem.problem import Problem
@@ -27,7 +27,7 @@ class Factoring(Backend):
 def way(case, method="auto", precision="auto", tol=1e-6, backend=None, **given):
     problem = Problem.from_arrays(case.M, case.a, case.b, case.reg, case.reg_m, case.penalty, case.reference, cpu)
     options = make_options(method, precision, tol, None, 1)
-    return route(problem, options, 100, backend or Backend(), escalate=precision == "auto", **given)
+    return choose_route(problem, options, 100, backend or Backend(), escalate=precision == "auto", **given)
 
 
 def told(found):
@@ -175,10 +175,10 @@ def test_one_potential_does_not_ask_for_the_extent():
     x = with_one_far(100.0)[0]
     problem = Problem.from_arrays(((x[:, None] - x) ** 2).sum(-1), None, None, 0.001, 1.0, "kl", "product", cpu)
     options = make_options("auto", "auto", 1e-6, None, 1)
-    found = route(problem, dataclasses.replace(options, symmetric=True), 100, Backend())
+    found = choose_route(problem, dataclasses.replace(options, symmetric=True), 100, Backend())
     assert "extent" not in vars(problem)
     assert found.stages[0].symmetric
-    assert len(found.stages) > len(route(problem, options, 100, Backend()).stages) + 2
+    assert len(found.stages) > len(choose_route(problem, options, 100, Backend()).stages) + 2
 
 
 def test_the_extent_leaves_out_few_points_and_no_tails():

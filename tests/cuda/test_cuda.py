@@ -495,7 +495,7 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, using, kind):
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
     calls = import_module("mapuot.backends.cuda.graph_solve")
-    calls.KEPT.clear()
+    calls.PREPARED.clear()
     monkeypatch.setattr(cuda, "quick_passes", 3)
     if kind == "and no longer":
         using(STAGES, most_together=3)
@@ -523,7 +523,7 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, using, kind):
     assert error <= found.error_bound + exact.error_bound
     few = solve(there, **given, max_passes=3)
     assert (few.n_passes, few.status, "one call" in few.how) == (3, "max_passes", False)
-    calls.KEPT.clear()
+    calls.PREPARED.clear()
 
 
 @pytest.mark.parametrize(
@@ -612,7 +612,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, using, words, sh
     else:
         symmetric = False
     if symmetric is None:
-        kept = calls.KEPT
+        kept = calls.PREPARED
     else:
         kept = module.IDLE
     most = module.MOST_IDLE

@@ -12,7 +12,7 @@ from ...arrays import namespace
 from ...penalties import F64
 from ...problem.points import KeptBoxes
 from ...problem.problem import Problem
-from ..boxes import Boxes, Half, PassState, TiltedSide
+from ..boxes import BoxedSide, Boxes, PassState, TiltedSide
 from ..records import put, read
 from ..settings import BOXES
 from . import vectors
@@ -46,17 +46,17 @@ class DeviceBoxes(Boxes):
         *sides, arrays = super().tilt(state)
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
 
-    def tilted(self, half: Half, log_scale: F64, log: F64) -> TiltedSide:
-        count, d = half.mid.shape
-        x = half.points
+    def tilted(self, boxed: BoxedSide, log_scale: F64, log: F64) -> TiltedSide:
+        count, d = boxed.mid.shape
+        x = boxed.points
         sizes = cp.zeros(2, np.uint64)
         flat = cp.asarray(log), cp.asarray(log_scale)
         log_mass = cp.empty(count)
-        shares = vectors.empty((count, half.unit))
+        shares = vectors.empty((count, boxed.unit))
         slope = cp.zeros((count, d))
         fit = np.int32(self.smooth and d <= BOXES.most_slopes)
-        points = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (half.first, half.mid))
-        numbers = np.float64(half.factor), np.int64(half.count), np.int64(half.unit), np.int64(d), fit
+        points = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (boxed.first, boxed.mid))
+        numbers = np.float64(boxed.factor), np.int64(boxed.count), np.int64(boxed.unit), np.int64(d), fit
         self.call("box_tilt", (count,), 32, *points, *numbers, *flat, slope, log_mass, shares, sizes)
         largest = float(sizes.get().view(np.float64).sum())
         return TiltedSide(slope.get(), log_mass.get(), shares if namespace(log) is not np else shares.get(), largest)

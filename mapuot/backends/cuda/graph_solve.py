@@ -142,6 +142,14 @@ def jobs(cost: Any, dtype: str) -> list[Job]:
     return [("plain.cu", function, options) for function in ("begin", "tell")]
 
 
+class PointInputs(NamedTuple):
+    """Points whose squared distances are the costs of a captured solve."""
+
+    dim: int
+    dtype: str  # of the coordinates: "d" or "f"
+    n_pairs: int  # to draw from the plan
+
+
 class SolveLaunches:
     """The launches of solves that differ in M only: kernels, their arguments, and vectors on the device."""
 
@@ -149,14 +157,14 @@ class SolveLaunches:
 
     def __init__(
         self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, most_range: float,
-        kind: Any = None,
+        points: PointInputs | None = None,
     ) -> None:  # fmt: skip
         """``most``: most passes; ``most_range``: largest range(M) / reg without stages at larger regs.
 
-        ``kind``: for an M of squared distances: (dimensions of the points, their dtype, number of pairs to draw).
+        ``points``: set if the launches also form M from points, and draw pairs.
         """
         self.lock = Lock()  # held while the arguments of a call are in these records
-        self.sides = rows, cols  # kept alive: keys of KEPT contain the ids of the sides
+        self.sides = rows, cols  # kept alive: keys of PREPARED contain the ids of the sides
         self.reg = reg
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
@@ -174,7 +182,7 @@ class SolveLaunches:
         workspace.close()
         workspace.operator = workspace.problem = workspace.coarse = None  # type: ignore[assignment]  # they hold M
         self.workspace, self.state = workspace, workspace.state
-        self.compile(M, workspace.dtype, kind)
+        self.compile(M, workspace.dtype, points)
         words = -(-math.prod(self.K[0]) * self.K[1].itemsize // 16) * 2
         # where K, M and the exponents end in the buffer of a solve between points, in words
         self.buffer_ends = words, words + M.size, words + M.size + 2 * len(M) + M.shape[1]
@@ -203,7 +211,7 @@ class SolveLaunches:
         numbers |= {"posts": POSTS if launch.anderson_depth > ANDERSON_DEPTHS[0] else FEW_POSTS}
         put(self.record, {**addresses, **numbers})
 
-    def compile(self, M: Any, dtype: str, kind: Any) -> None:
+    def compile(self, M: Any, dtype: str, points: PointInputs | None) -> None:
         """Make the launches, except for arguments that depend on M."""
         m, n = self.shape
         processors = device_limits(cp.cuda.Device().id)[1]
@@ -223,8 +231,8 @@ class SolveLaunches:
         self.draw = Launch(stream("draw", M, None), 0, words)
         if of.persistent:
             parts.append(self.tell)
-        if kind:
-            parts = [costs_of(m, n, *kind[:2]), *parts, (self.draw, -(-kind[2] // 8), 256)]
+        if points:
+            parts = [costs_of(m, n, points.dim, points.dtype), *parts, (self.draw, -(-points.n_pairs // 8), 256)]
             # by address of a buffer: the graph and the solve that use it
             self.buffer_graphs: dict[int, tuple[Chain, LaunchedSolve]] = {}
         self.chain = Chain(*parts)
@@ -343,7 +351,7 @@ class SolveLaunches:
 
 MOST_SEEN = 64
 SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls with masses that came once
-KEPT: OrderedDict[Any, SolveLaunches] = OrderedDict()  # of calls that have returned; their launches may still run
+PREPARED: OrderedDict[Any, SolveLaunches] = OrderedDict()  # of calls that have returned; their launches may still run
 
 
 def is_even(side: Side) -> bool:
@@ -364,7 +372,7 @@ def begin(
         return None
     here = cp.cuda.runtime.getDevice(), cp.cuda.get_current_stream().ptr, switches()
     key = *here, M.shape, M.dtype.char, id(rows), id(cols), reg, options, most
-    prepared = KEPT.pop(key, None)
+    prepared = PREPARED.pop(key, None)
     if prepared is None:
         if DEVICE_CALLS.sees_masses_first and key not in SEEN and not (is_even(rows) and is_even(cols)):
             SEEN[key] = None
@@ -376,7 +384,7 @@ def begin(
         solve = prepared(M, here[1], rounding)
     else:
         solve = None
-    KEPT[key] = prepared
-    if len(KEPT) > MOST_IDLE:
-        KEPT.popitem(last=False)
+    PREPARED[key] = prepared
+    if len(PREPARED) > MOST_IDLE:
+        PREPARED.popitem(last=False)
     return solve
