@@ -46,6 +46,8 @@ typedef struct {
 static real positive(real x) { return x > 0 ? x : 0; }
 static real larger(real x, real y) { return x > y ? x : y; }
 static real smaller(real x, real y) { return x < y ? x : y; }
+/* the change of a mass whose logarithm changes by x: a mass of next to nothing that grows a lot counts as well */
+static real grown(real x) { return larger(F(fabs)(x), F(expm1)(x)); }
 static real lower(const side *s, int i) { return (real)(s->rho[i] < 1 ? 1 - s->rho[i] : 0) * s->t[i]; }
 static real upper(const side *s, int i) { return (real)(1 + s->rho[i]) * s->t[i]; }
 
@@ -191,7 +193,7 @@ static real evaluate(problem *p, real *residual) {
         cols->log_s[j] = log_sum(p->log_k + j, n, rows->x, m);
         cols->image[j] = prox(cols, j, cols->log_s[j], p->reg, &cols->slope[j]);
         value += dual_term(cols, j, cols->x[j], p->reg);
-        left += cols->image[j] == cols->x[j] ? 0 : cols->sum[j] * F(fabs)(cols->image[j] - cols->x[j]);
+        left += cols->image[j] == cols->x[j] ? 0 : cols->sum[j] * grown(cols->image[j] - cols->x[j]);
         for (int i = 0; i < m; i++)
             p->A[j * m + i] = rows->alive[i] ? F(exp)(p->log_k[i * n + j] + rows->x[i] - cols->log_s[j]) : 0;
     }
@@ -277,7 +279,7 @@ static void translate(problem *p) {
     for (int j = 0; j < p->n; j++) p->step[j] = middle;
 }
 
-/* |change of the plan|_1 / mass by the step, to first order */
+/* |change of the plan|_1 / mass by the step */
 static real plan_change(const problem *p) {
     const int m = p->m, n = p->n;
     real change = 0, mass = 0;
@@ -285,7 +287,7 @@ static real plan_change(const problem *p) {
         real row = 0;
         for (int j = 0; j < n && p->rows.alive[i]; j++) row += p->B[i * n + j] > 0 ? p->B[i * n + j] * p->step[j] : 0;
         for (int j = 0; j < n && p->rows.alive[i]; j++)
-            if (p->P[i * n + j] > 0) change += p->P[i * n + j] * F(fabs)(p->step[j] - p->rows.slope[i] * row);
+            if (p->P[i * n + j] > 0) change += p->P[i * n + j] * grown(p->step[j] - p->rows.slope[i] * row);
         mass += p->rows.sum[i];
     }
     return change / mass;

@@ -59,6 +59,16 @@ def test_two_precisions_agree():
     assert compared > 7
 
 
+def test_a_column_of_next_to_no_mass_has_its_mass():
+    """A step that left 1e-77 of the mass to a column once hid from the measure of the steps after it."""
+    M = np.array([[0.2, 1.3], [0.1, 1.0]])
+    a, b = np.array([3.7e-215, 2.2e-214]), np.array([2.2e-214, 2.5e-223])
+    c = np.array([[0.3, 2.8], [1.0, 7.9]])
+    found = answer(Problem(M, a, b, 23.5, (np.array([0.006, 0.003]), 1.0), ("range", "range"), c))
+    assert found.log_v[1] < 0 == found.log_v[0]
+    assert found.plan.sum(0)[1] == pytest.approx(2 * b[1], rel=1e-9, abs=0)
+
+
 # ---- the judge
 
 
