@@ -16,13 +16,28 @@ CUTS = (
     "api/test_refusals.py::test_told_where_and_only_where_there_is_no_plan "
     "api/test_refusals.py::test_a_flow_shows_what_potentials_do_not"
 )
+BATCHES = [
+    "test_float64_passes_are_those_of_the_oracle", "test_totals_far_apart_are_certified_truly",
+    "test_passes_certify_what_hard_columns_miss", "test_no_gap_is_known_while_hard_columns_miss_more_than_tol_gap",
+    "test_certified_error_counts_masses_that_differ_by_rounding",
+    "test_a_dual_value_counts_what_large_potentials_round", "test_last_pass_is_a_float64_one",
+    "test_scales_beyond_float32_go_to_float64_passes", "test_small_reg_needs_no_help", "test_own_reg_and_reg_m",
+    "test_every_problem_is_certified", "test_clouds_are_solved_on_the_device",
+]  # fmt: skip
+PASSES = [
+    "test_every_penalty_equals_the_oracle", "test_passes_equal_the_oracle", "test_deep_memory_equals_the_oracle",
+    "test_captured_passes_know_of_a_rebuilt_kernel", "test_masses_beyond_float32",
+    "test_numbers_fit_the_plan_where_scalings_are_clipped", "test_a_wrong_correction_is_dropped",
+    "test_corrected_solves_are_certified", "test_one_row_far_away_costs_no_certificate",
+    "test_a_plain_problem_is_solved_in_one_call",
+]  # fmt: skip
 JUDGES = "judge", "act", "conclude", "check_in_place", "meet", "undo_rejected", "certify_last"
 FUNCTIONS = {
     "src_c/common/rules.h": ("core/test_rules.py", ()),
     "src_c/newton.c": ("core/test_newton.py hostile/test_bounds.py", ()),
     "src_c/batch.c": ("api/test_batch.py core/test_newton.py", ()),
-    "src_cuda/batch/batch_finish.cuh": ("cuda/test_batch_cuda.py", ()),
-    "src_cuda/dense/finish_scalars.cuh": ("cuda/test_cuda.py", ()),
+    "src_cuda/batch/batch_finish.cuh": (" ".join(f"cuda/test_batch_cuda.py::{test}" for test in BATCHES), ()),
+    "src_cuda/dense/finish_scalars.cuh": (" ".join(f"cuda/test_cuda.py::{test}" for test in PASSES), ()),
     "mapuot/ascend/loop.py": ("core/test_newton.py core/test_solve.py", JUDGES),
     "mapuot/outcome.py": ("core/test_outcome.py core/test_newton.py core/test_solve.py", ()),
     "mapuot/ascend/barycenters.py": ("api/test_barycenter.py", ("certified", "hard_bounds", "soft_gap", "apart")),
