@@ -5,7 +5,6 @@ of the interface: Tong et al., Improving and generalizing flow-based generative 
 2024.
 """
 
-import contextlib
 import copy
 import math
 import os
@@ -57,8 +56,7 @@ class PendingResult(Tensors):
             on = torch._C._cuda_getCurrentRawStream(index)
             here = index, on, os.environ.get("MAPUOT_CUDA")
             if alike and x.dtype in (torch.float32, torch.float64) and torch._C._cuda_getDevice() == index:
-                with contextlib.suppress(TypeError):  # unhashable options, or masses
-                    self._captured = on_device.between(here, x.shape[0], *y.shape, x.element_size(), **options)
+                self._captured = on_device.capture(here, x.shape[0], *y.shape, x.element_size(), options)
             if self._captured is None:
                 self._costs = on_device.distances(array_of(x), array_of(y))
                 return

@@ -187,23 +187,23 @@ class Answer(AnswerHints):
     @property
     def _there(self) -> dict[str, Any]:
         """The vectors that lie on a device, by name."""
-        vectors = *self._logs, *(self._marginals or ())
-        found = zip(("log_u", "log_v", "row_marginal", "col_marginal"), vectors, strict=False)
-        there = {name: x for name, x in found if namespace(x) is not np}
-        for name, constant in zip(("log_u", "log_v"), self.problem.constants, strict=True):
-            if name in there:
-                there[name] = with_constant(there[name], constant / self.problem.reg)
-        return there
+        logs = (self._for_users(side, log) for side, log in enumerate(self._logs))
+        found = zip(("log_u", "log_v", "row_marginal", "col_marginal"), (*logs, *(self._marginals or ())), strict=False)
+        return {name: x for name, x in found if namespace(x) is not np}
+
+    def _for_users(self, side: int, log: Any) -> Any:
+        """Return the log scalings of the rows (0) or the columns (1) for M, from `own_logs`: M may have a constant."""
+        return with_constant(log, self.problem.constants[side] / self.problem.reg)
 
     @property
     def log_u(self) -> Any:
         """Log scalings of the rows, without a in them."""
-        return with_constant(self.own_logs[0], self.problem.constants[0] / self.problem.reg)
+        return self._for_users(0, self.own_logs[0])
 
     @property
     def log_v(self) -> Any:
         """Log scalings of the columns, without b in them."""
-        return with_constant(self.own_logs[1], self.problem.constants[1] / self.problem.reg)
+        return self._for_users(1, self.own_logs[1])
 
     @property
     def f(self) -> Any:

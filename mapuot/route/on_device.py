@@ -39,6 +39,7 @@ MET = 0.3  # of tol: how closely one potential meets hard columns before Newton'
 MOST_BETWEEN = 1 << 22  # most pairs of points for an answer that keeps costs and K: 50 MB
 FEW_PRODUCTS = 30  # of Newton's step, .15 ms each; factorising 1000 points takes 4 ms (H200)
 BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems converged, 24 with .3, 16 with 1
+OPTION_NAMES = frozenset(Call._fields[3:])  # the arguments of `solve` other than M and the masses
 COARSEST = 1e-3  # largest tol that BOTH_MET is a part of: at 1e-2 a step from a worse pass failed, 14 ms for 4.5 (H200)
 
 
@@ -174,6 +175,19 @@ class CapturedSolve(NamedTuple):
         return pending.result(), M
 
 
+def capture(
+    here: tuple[Any, ...], m: int, n: int, d: int, itemsize: int, words: dict[str, Any]
+) -> CapturedSolve | None:  # fmt: skip
+    """Return the solves that `between` prepares; None for ``words`` that are no options, or that have no hash."""
+    if not words.keys() <= OPTION_NAMES:
+        return None
+    try:
+        hash(tuple(words.values()))
+    except TypeError:
+        return None
+    return between(here, m, n, d, itemsize, **words)
+
+
 @functools.lru_cache(maxsize=8, typed=True)
 def between(
     here: tuple[Any, ...], m: int, n: int, d: int, itemsize: int, reg: Any, reg_m: Any, **words: Any
@@ -223,17 +237,14 @@ def pairs_between(x: Any, y: Any, shares: Any, reg: Any, reg_m: Any, **words: An
     m, d = x.shape
     module = solver()
     here = *module.current(), os.environ.get("MAPUOT_CUDA")
-    try:
-        captured = between(here, m, len(y), d, x.itemsize, reg, reg_m, **words)
-    except TypeError:  # an option that `solve` has no name for
+    found = capture(here, m, len(y), d, x.itemsize, {"reg": reg, "reg_m": reg_m, **words})
+    if found is None:
         return None
-    if captured is None:
-        return None
-    buffer, pairs, on_stream = module.buffers(captured.words, m)
+    buffer, pairs, on_stream = module.buffers(found.words, m)
     points, at = (tuple(z.data.ptr for z in table) for table in ((x, y), shares))
-    pending = captured.begin(points, buffer.data.ptr, pairs.data.ptr, m, 0, on_stream, at)
+    pending = found.begin(points, buffer.data.ptr, pairs.data.ptr, m, 0, on_stream, at)
     if not pending.certain:
-        result = captured.result(pending, buffer)[0]
+        result = found.result(pending, buffer)[0]
         if result is None or result.status != "converged":
             return None
     return pairs
@@ -248,10 +259,9 @@ def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Cal
 
     The function returns None if the problem is not plain or needs more than one call. ``words``: options of `solve`.
     """
-    try:
-        call = Call(M, a, b, reg, reg_m, **words)
-    except TypeError:  # an option that `solve` has no name for
+    if not words.keys() <= OPTION_NAMES:  # `solve` names the argument
         return no_result
+    call = Call(M, a, b, reg, reg_m, **words)
     if is_on_device(cost_of(M)) and call.is_quiet:
         problem = read(call)
     else:
