@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .annotations import MetricName
-from .api.pairwise import PairTask, divergences
+from .api.pairwise import CloudPairs, PairTask, divergences
 from .arrays import is_on_device
 from .errors import shown
 from .penalties import F64
@@ -69,7 +69,7 @@ def task_of(cloud: PointCloud, terms: tuple[Any, Any], scale: Any, options: dict
     unit = 1.0
     if name is not None and not each:
         unit = scale_of([cloud._cost.whole], name)
-    return PairTask.of(cloud, None, [unit * x for x in terms], name if each else None, options)
+    return PairTask.of(CloudPairs(cloud), None, [unit * x for x in terms], name if each else None, options)
 
 
 def points_of(data: Any, representation: str | None) -> Any:

@@ -63,19 +63,70 @@ def shared_costs(given: dict[str, Any]) -> Any:
 def costs_of_clouds(given: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the costs between the points of all clouds, and their masses, for the statistic of ``scale_cost``."""
     check_options(given, given["reg_m"])
+    source = source_of(given)
+    weights = None
+    if is_weighted(given["scale_cost"]):
+        total = source.all_masses(given["masses"])
+        weights = [(total, total)]
+    return [source.all_costs()], weights
+
+
+class CloudPairs:
+    """The costs between pairs of several clouds."""
+
+    def __init__(self, cloud: PointCloud) -> None:
+        self.cloud = cloud
+
+    def sizes(self, masses: F64) -> Any:
+        """Return the number of points of each cloud, (k,)."""
+        return self.cloud._cost.places[0].count
+
+    def masses(self, given: Any) -> F64:
+        """Check the masses of all clouds, and return them as a table (k, n)."""
+        return table_of_masses(self.cloud._cost, given)
+
+    def between(self, i: Any, j: Any) -> tuple[Any, int, int]:
+        """Return the costs between clouds i and clouds j, and the most rows and columns of a pair."""
+        found = between(self.cloud, i, j)
+        return found, *found._cost.shape
+
+    def all_costs(self) -> Any:
+        return self.cloud._cost.whole
+
+    def all_masses(self, given: Any) -> F64:
+        """Return the masses of all points, one cloud behind the other."""
+        return self.masses(given)[host(self.cloud._cost.inside(0))]
+
+
+class CommonCosts:
+    """The costs between points that all histograms share."""
+
+    def __init__(self, M: Any) -> None:
+        self.cloud = M
+
+    def sizes(self, masses: F64) -> Any:
+        return np.full(len(masses), masses.shape[1])
+
+    def masses(self, given: Any) -> F64:
+        return histograms_of(self.cloud, given)
+
+    def between(self, i: Any, j: Any) -> tuple[Any, int, int]:
+        n = np.shape(self.cloud)[-1]
+        return self.cloud, n, n
+
+    def all_costs(self) -> Any:
+        return as_costs(self.cloud, pick("auto", self.cloud))
+
+    def all_masses(self, given: Any) -> F64:
+        """Return the mass of all histograms at each point."""
+        return self.masses(given).sum(0)
+
+
+def source_of(given: dict[str, Any]) -> CloudPairs | CommonCosts:
+    """Return the source of the costs of all pairs; ``given``: the arguments of `pairwise`."""
     if shares_costs(given["clouds"], given["masses"]):
-        M = shared_costs(given)
-        weights = None
-        if is_weighted(given["scale_cost"]):
-            total = histograms_of(M, given["masses"]).sum(0)
-            weights = [(total, total)]
-        return [as_costs(M, pick("auto", M))], weights
-    cost = as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost
-    if not is_weighted(given["scale_cost"]):
-        return [cost.whole], None
-    inside = host(cost.inside(0))
-    weights = table_of_masses(cost, given["masses"])[inside]
-    return [cost.whole], [(weights, weights)]
+        return CommonCosts(shared_costs(given))
+    return CloudPairs(as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"]))
 
 
 def table_of_masses(cost: Any, masses: Any) -> F64:
@@ -179,12 +230,9 @@ def pairwise(
     >>> D.round(6).tolist()
     [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]
     """
-    if shares_costs(clouds, masses):
-        given = {"clouds": clouds, "metric": metric, "scale": scale, "weights": weights, "scale_each": scale_each}
-        cloud = shared_costs(given)
-    else:
-        cloud = as_clouds(clouds, metric, scale, weights)
-    task = PairTask.of(cloud, masses, (reg, reg_m), scale_cost if scale_each else None, options)
+    given = {"clouds": clouds, "masses": masses, "metric": metric, "scale": scale, "weights": weights}
+    source = source_of({**given, "scale_each": scale_each})
+    task = PairTask.of(source, masses, (reg, reg_m), scale_cost if scale_each else None, options)
     k = len(task.masses)
     if scale_each and scale_cost is None:
         raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
@@ -208,13 +256,12 @@ class SelfTerms(NamedTuple):
 
 
 class PairTask(NamedTuple):
-    """The data of all pairs: clouds, masses (k, n), reg and reg_m of all or of each, (k, k), and options of the solve.
+    """The data of all pairs: costs, masses (k, n), reg and reg_m of all or of each, (k, k), and options of the solve.
 
-    ``cloud``: all clouds, or the costs M of common points.
     ``unit``: the statistic of a pair's costs that is the unit of its reg and reg_m; None: the unit of the costs.
     """
 
-    cloud: Any
+    source: CloudPairs | CommonCosts
     masses: F64
     reg: Any
     reg_m: Any
@@ -222,12 +269,11 @@ class PairTask(NamedTuple):
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, cloud: Any, masses: Any, terms: Any, unit: str | None, options: dict[str, Any]) -> "PairTask":
+    def of(
+        cls, source: CloudPairs | CommonCosts, masses: Any, terms: Any, unit: str | None, options: dict[str, Any]
+    ) -> "PairTask":  # fmt: skip
         """Check the arguments of `pairwise`; ``terms``: reg and reg_m."""
-        if isinstance(cloud, PointCloud):
-            table = table_of_masses(cloud._cost, masses)
-        else:
-            table = histograms_of(cloud, masses)
+        table = source.masses(masses)
         regs, rhos = (as_of_pairs(x, name, len(table)) for x, name in zip(terms, ("reg", "reg_m"), strict=True))
         is_shared = unit is None and not (np.ndim(regs) or np.ndim(rhos))
         if is_shared:
@@ -236,14 +282,7 @@ class PairTask(NamedTuple):
         else:
             check_options(options, 1.0)
             options = options_of_value(options, np.ravel(rhos)[:, None])
-        return cls(cloud, table, regs, rhos, unit, options)
-
-    @property
-    def sizes(self) -> Any:
-        """Return the number of points of each cloud, (k,)."""
-        if isinstance(self.cloud, PointCloud):
-            return self.cloud._cost.places[0].count
-        return np.full(len(self.masses), self.masses.shape[1])
+        return cls(source, table, regs, rhos, unit, options)
 
     @property
     def is_shared(self) -> bool:
@@ -256,22 +295,16 @@ class PairTask(NamedTuple):
             return self.reg, self.reg_m
         unit: Any = 1.0
         if self.unit:
-            backend = pick(self.options.get("backend", "auto"), self.cloud)
-            cost = between(self.cloud, i, j)._cost
-            m, n = cost.shape
-            unit = scales_of(cost, self.unit, backend.tables, (self.masses[i, :m], self.masses[j, :n]))
+            backend = pick(self.options.get("backend", "auto"), self.source.cloud)
+            both, m, n = self.source.between(i, j)
+            unit = scales_of(both._cost, self.unit, backend.tables, (self.masses[i, :m], self.masses[j, :n]))
         k = len(self.masses)
         reg, reg_m = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (self.reg, self.reg_m))
         return reg, reg_m[:, None]
 
     def solve(self, i: Any, j: Any, terms: tuple[Any, Any]) -> Any:
         """Solve the problems between clouds i and clouds j."""
-        if isinstance(self.cloud, PointCloud):
-            both: Any = between(self.cloud, i, j)
-            m, n = both._cost.shape
-        else:
-            both = self.cloud
-            m = n = self.masses.shape[1]
+        both, m, n = self.source.between(i, j)
         reg, reg_m = terms
         with for_value({}):
             return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
@@ -286,7 +319,7 @@ def divergences(task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, pro
     """Return (divergences, standard errors), (2, q), of pairs of clouds, (q, 2); zeros for errors not needed."""
     found = np.zeros((2, len(pairs)))
     total = task.masses.sum(1)
-    order = np.argsort(-task.sizes[pairs].prod(1), kind="stable")  # like sizes together
+    order = np.argsort(-task.source.sizes(task.masses)[pairs].prod(1), kind="stable")  # like sizes together
     own = order[ranks.rank :: ranks.size]
     shown = progress_bar(progress and ranks.rank == 0, total=len(own), desc="mapuot", unit="pair")
     with ranks.together(), shown as bar:
