@@ -351,11 +351,13 @@ class Clouds(Cost):
         name = "sqeuclidean" if metric.unit else whole.metric  # unit vectors are no longer of length 1
         found = whole._other(AllPoints, metric=name, scale=whole.core[1], weights=None, x=parts[0])
         found.y = parts[1]
-        found.rounded = 3  # the difference, the root, the product
         found.label = 0.0
-        if not metric.product:
-            found.misplaced = float(np.max(root)) * whole.displacement()
         found._set(*parts)
+        if not metric.product:
+            far = sum(max(float(p.max()), -float(p.min())) for p in parts)  # sum of the largest coordinates
+            # three roundings of each coordinate: the difference, the root, the product
+            rounding = 3 * 2.0**-53 * float(found.dim ** (1 / found.core[0].norm)) * far
+            found.misplaced = float(np.max(root)) * whole.displacement() + rounding
         return self._of(found, *places)
 
     def gathered(self, points: Any, axis: int) -> Any:

@@ -77,8 +77,7 @@ class PointCosts(Cost):
     unit = 0  # points of a box, if they are sorted into boxes
     label = 0.0  # the coordinate of a label
     before = 0  # index of the first row in the whole cloud
-    rounded = 0  # number of roundings of each coordinate since points were scaled for one problem of a batch
-    misplaced = 0.0  # bound on the rounding of distances before that
+    misplaced = 0.0  # bound on the rounding of distances by an earlier scaling of the points
     bits = 0  # number of trailing coordinates that encode labels, if unequal labels are forbidden
     apart = 0  # number of leading coordinates for addends, with product -1: (-r_i, 1) of a row, (1, -c_j) of a column
 
@@ -490,9 +489,6 @@ class PointCosts(Cost):
             points = self.rows[:, numeric], self.columns[numeric].T
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
             moved += 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
-        if self.rounded:
-            far = sum(max(float(p.max()), -float(p.min())) for p in self.there or (self.rows, self.columns))
-            moved += self.rounded * unit * float(d ** (1 / metric.norm)) * far
         return moved
 
     def own_block(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
