@@ -18,10 +18,11 @@ from numpy.typing import ArrayLike
 from ..annotations import CostLike, Statistic
 from ..answer.tensors import taken
 from ..arrays import host
-from ..ascend.barycenters import Barycenter, DebiasedBarycenter
+from ..ascend.barycenters import MOST_IN_A_CALL, Barycenter, DebiasedBarycenter
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
 from ..backends import Options, Stats, load, pick
+from ..contract import Backend
 from ..errors import InfeasibleError, shown
 from ..outcome import after_few_passes
 from ..penalties import F64
@@ -162,7 +163,8 @@ def barycenter(
     M : (n, n) array, a matrix of scipy.sparse, or a Grid
         Costs, finite. A sparse matrix stores the costs of the allowed pairs. A `Grid` forms no matrix; images of a
         million nodes take a few seconds. A debiased barycenter needs a symmetric M. Its value has a bound only if
-        exp(-M / reg) is positive definite, for example for squared distances.
+        exp(-M / reg) is positive definite, for example for squared distances. If a dense M lies on a GPU, or images on
+        a Grid do, that GPU makes the products of large problems; the answer is NumPy's.
     A : (p, n) array, or p images (p, H, W) of the shape of the Grid
         Histograms in rows, >= 0, zeros allowed.
     reg : float
@@ -230,12 +232,13 @@ def barycenter(
     if histograms.ndim != 2 or 0 in histograms.shape:
         raise ValueError(f"A must be a non-empty (p, n) array, got shape {histograms.shape}")
     table = as_weights(weights, len(histograms))
-    histograms, cost, reg, rho = checked(histograms, M, reg, reg_m)
-    if debiased and not cost.symmetric(load("cpu")):
+    engine = engine_for(M, A, histograms.size)
+    histograms, cost, reg, rho = checked(histograms, M, reg, reg_m, engine)
+    if debiased and not cost.symmetric(engine):
         if cost.operator == "pairs":
             raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
-        cost = as_whole_cost(as_symmetric(np.asarray(cost), "M", " for a debiased barycenter"), pick("reference"))
-    operator = load("cpu").operator_of(cost, reg)
+        cost = as_cost(engine.asarray(as_symmetric(host(cost.array), "M", " for a debiased barycenter")), engine)
+    operator = engine.operator_of(cost, reg)
     options = make_options("auto", "float64", tol, None, None)
     found = []
     callback = validate.as_callback(callback)
@@ -380,14 +383,29 @@ def check_shares(shares: F64, used: Any, label: Any) -> None:
         raise InfeasibleError(f"M connects {points} with no other points, and there is {held}")
 
 
-def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
+def engine_for(M: Any, A: Any, count: int) -> Backend:
+    """Return the backend of the products: a GPU for a large dense M that lies there, or a large Grid if A does.
+
+    ``count``: numbers in A. One call of the C core makes all passes of a smaller problem (`Barycenter.few_passes`).
+    """
+    cost = cost_of(M)
+    if stores_pairs(cost) or not (hasattr(cost, "nodes") or hasattr(cost, "dtype")):
+        return load("cpu")
+    if count * cost.shape[-1] <= MOST_IN_A_CALL:
+        return load("cpu")
+    return pick("auto", cost, A)
+
+
+def checked(A: Any, M: Any, reg: Any, reg_m: Any, engine: Backend) -> tuple[Any, Any, float, float]:
     """Return (A, M, reg, reg_m): p histograms, a finite square cost and two numbers, all checked."""
     M = cost_of(M)
     if not hasattr(M, "nodes"):
         if stores_pairs(M):
-            M = as_cost(host(M), pick("reference"))
-        else:
+            M = as_cost(host(M), engine)
+        elif engine.name == "cpu":
             M = as_whole_cost(M, pick("reference"))
+        else:
+            M = as_cost(M, engine)
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
     A = validate.as_numbers(A, "A", "finite and >= 0", A.shape, least=0.0)
@@ -396,7 +414,7 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
         raise ValueError(f"A must have positive mass in each histogram, got none in A[{empty[0]}]")
     if not M.size:
         raise ValueError("M must store a pair, got a sparse matrix with none")
-    if any(M.finite_range(load("cpu"))[2:4]):
+    if any(M.finite_range(engine)[2:4]):
         i, j = M.first(lambda costs: ~np.isfinite(costs))
         raise ValueError(f"M must be finite, got NaN or inf at [{i}, {j}]: a sparse M forbids the pairs it lacks")
     return A, M, validate.as_positive(reg, "reg"), validate.as_rho(reg_m, "reg_m")

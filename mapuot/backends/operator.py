@@ -14,27 +14,37 @@ An operator that holds a K has these members as well:
                         read of K; the sums are valid until the next read, and stay on a GPU if they are many
     dots(v, sizes)      K v; ``sizes``: v holds factors of these lengths, one behind the other; the vector is their
                         outer product, with values below FLUSH_PRODUCT of kernel.py set to 0
+    times(x, turned)    x K^T, or x K if ``turned``, for vectors x (p, n), with the K of ``unabsorbed``; on the host
+    log_matmul          the backend's function of this name
+    arrays              the Backend that finds the range of M
     label(labels)       make later passes find the mass between clusters of rows and columns; None: stop this
     exchanged()         results of the last labelled pass: each cluster's mass times a common factor, and the shares of
                         the columns in it
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..arrays import host, namespace
+from ..cached import cached_property
+from ..contract import Backend
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import Problem
-from ..problem.sparse import is_sparse
+from ..problem.sparse import is_sparse, log_sums
 from ..problem.validate import as_columns
 from ..ranks import ALONE, Ranks
 from .conditional import LEAST, MOST, joined, largest, mean_of_rows, scaled_rows
 from .draw import columns_in, runs
+from .kernel import UNIT
 
 BLOCK_BYTES = 1 << 25  # bytes of M that are turned into logarithms at once
+MOST_DENSE = 4096  # stored pairs of more points are not copied into a dense K, to look at its eigenvalues
+LEAST_SUM = 1e-250  # terms below the range of float64 are no part of such a sum
+SAFE = 600.0  # a float64 product of exponentials does not underflow if exponents differ by fewer nats
 
 
 class Operator:
@@ -231,11 +241,85 @@ class Operator:
         """Return rows of M as an array of the host."""
         return host(M)
 
+    # ---- products on logarithms, for barycenters
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """The smallest M / reg, and the distance from it to the largest."""
+        low, high = self.cost.finite_range(self.arrays)[:2]
+        return low / self.reg, (high - low) / self.reg
+
+    @cached_property
+    def unabsorbed(self) -> Any:
+        """K that absorbs only a constant, so that its largest entry is 1."""
+        self.open("float64")
+        self.store("float64")
+        self.build(np.full(self.shape[0], self.ends[0]), np.zeros(self.shape[1]))
+        return self.matrix
+
+    @cached_property
+    def both_ways(self) -> tuple[Any, Any]:
+        """The costs by row and by column; for a dense cost -M / reg instead."""
+        if self.cost.operator == "pairs":
+            costs: Any = self.cost
+        else:
+            blocks = [L for _, _, L in self.logarithms(self.cost)]
+            costs = namespace(blocks[0]).concatenate(blocks)
+        return costs, costs.transpose()
+
+    @cached_property
+    def spectrum(self) -> tuple[float, float]:
+        """A lower bound on the least eigenvalue of the symmetric K, and its least diagonal entry; largest entry 1.
+
+        The bound is -inf unless K is positive definite up to rounding, and for more than MOST_DENSE points of stored
+        pairs.
+        """
+        pairs = self.cost.operator == "pairs"
+        if pairs and self.shape[0] > MOST_DENSE:
+            return -math.inf, 0.0
+        if pairs:
+            K = self.unabsorbed.toarray()
+        else:
+            K = host(self.unabsorbed)
+        return least_eigenvalue(K, UNIT * (4 * sum(map(abs, self.ends)) + 4)), float(K.diagonal().min())
+
+    def log_products(self, x: F64, turned: bool = False) -> F64:
+        """Return log(K e^x) or log(K^T e^x) for vectors x (p, n), K = exp(-M / reg); -inf at points without a pair.
+
+        Use one product with K; where a sum is so small that terms may have underflowed, take out maxima.
+        """
+        top = x.max(axis=1, keepdims=True)
+        least = x.min(axis=1, keepdims=True)
+        if least.min() == -np.inf:
+            top = np.where(np.isneginf(top), 0.0, top)
+            least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
+        sums = self.times(np.exp(x - top), turned)
+        if (top - least).max() + self.ends[1] < SAFE or sums.min() > LEAST_SUM:
+            return np.asarray(np.log(sums) + (top - self.ends[0]))
+        if self.cost.operator == "pairs":
+            return np.stack([log_sums(self.both_ways[turned], one, self.reg) for one in x])
+        L = self.both_ways[turned]
+        xp = namespace(L)
+        logs = xp.ascontiguousarray(L[None])
+        columns = xp.asarray(np.ascontiguousarray(x.T))
+        return np.ascontiguousarray(host(self.log_matmul(logs, columns, False, None)[0]).T)
+
+    def apart(self, error: float) -> float:
+        """Bound how far row and column sums are from the sums of one K, from the ``error`` of its exponents."""
+        return 0.0
+
     # ---- supplied by subclasses
 
     plan: Callable[..., Any]  # (i0, i1, out) -> the plan's rows in ``dtype``, in ``out`` if given; sparse: CSR
     product: Callable[[Any, bool], Any]  # (X, turned) -> P X, or this rank's part of P^T X; (length, d)
     own_sums: Callable[[], tuple[float, F64, F64]]  # `sums` over the rows of this rank
+    open: Callable[[str], str]
+    store: Callable[[str], None]
+    build: Callable[[F64, F64], None]
+    times: Callable[[F64, bool], F64]
+    log_matmul: Callable[..., Any]
+    arrays: Backend
+    matrix: Any
 
     def back(self, x: Any) -> Any:
         """Move an array to the device of M."""
@@ -247,3 +331,38 @@ class Operator:
 
 def parts_of(problem: Problem) -> tuple[Cost, float, Cost | None, Ranks]:
     return problem.cost, problem.reg, problem.c, problem.ranks
+
+
+def least_eigenvalue(K: F64, error: float) -> float:
+    """Return a lower bound on the least eigenvalue of a matrix with these entries, of relative error ``error``.
+
+    A Cholesky factor of K - s proves that the eigenvalues are at least s, up to rounding: n (n + 2) units of the
+    largest diagonal entry (Higham, Accuracy and Stability, Theorem 10.3). Without a factor return -inf.
+    """
+    from scipy.linalg import cho_solve  # noqa: PLC0415 - on first use
+
+    n = len(K)
+    rounding = 4 * UNIT * n * (n + 2) * float(K.diagonal().max()) + error * float(K.sum(1).max())
+    if factor_of(K, rounding) is None:
+        return -math.inf
+    factor = factor_of(K, -2 * rounding)
+    if factor is None:
+        return -2 * rounding
+    x = np.random.default_rng(0).normal(size=n)
+    for _ in range(30):  # inverse iteration
+        x = cho_solve(factor, x / np.linalg.norm(x), check_finite=False)
+    estimate = 1 / float(np.linalg.norm(x))
+    shifts = (s for s in (0.9 * estimate, 0.5 * estimate, 0.1 * estimate) if factor_of(K, -s - 2 * rounding))
+    return next(shifts, 0.0) + rounding
+
+
+def factor_of(K: F64, shift: float) -> Any:
+    """Return the Cholesky factor of K + shift, for `cho_solve`; None if there is none."""
+    from scipy.linalg import cho_factor  # noqa: PLC0415 - on first use
+
+    shifted = K.copy()
+    shifted[np.diag_indices(len(K))] += shift
+    try:
+        return cho_factor(shifted, overwrite_a=True, check_finite=False)
+    except np.linalg.LinAlgError:
+        return None

@@ -17,7 +17,7 @@ from mapuot import pot
 from mapuot.ascend.barycenters import Barycenter, DebiasedBarycenter
 from mapuot.ascend.loop import Run
 from mapuot.backends.cpu import backend as cpu
-from mapuot.backends.cpu.operator import least_eigenvalue
+from mapuot.backends.operator import least_eigenvalue
 from mapuot.penalties import plan_error
 from mapuot.problem.kinds import as_cost
 

@@ -1,6 +1,7 @@
 """Many marginals on a GPU: a read of K equals plain products; solves agree with Newton's method and the CPU."""
 
 import functools
+import warnings
 
 import cupy as cp
 import numpy as np
@@ -227,3 +228,46 @@ def test_costs_on_the_device_stay_there(shape, forbidden, monkeypatch):
         np.testing.assert_allclose(result.marginal(k), want.marginal(k), rtol=1e-12)
     np.testing.assert_allclose(result.cost, want.cost, rtol=1e-12)
     check(result, costs, masses, 0.05, [1.0] * 3)
+
+
+@pytest.mark.parametrize("reg_m", [1.0, np.inf])
+@pytest.mark.parametrize("debiased", [False, True])
+def test_barycenters_on_the_device_are_those_of_the_host(reg_m, debiased):
+    """A dense M and images on a Grid: the same q and bounds, by products on the device."""
+    rng = np.random.default_rng(0)
+    x = rng.random((420, 2))
+    M = ((x[:, None] - x) ** 2).sum(-1)
+    grid = mapuot.Grid((24, 24))
+    call = {"reg_m": reg_m, "debiased": debiased, "max_passes": 12}
+    for cost, there, A, reg in (
+        (M, cp.asarray(M), rng.random((4, 420)), 0.05),
+        (grid, grid, rng.random((2, 24, 24)), 9.0),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+            want = mapuot.barycenter(cost, A, reg, **call)
+            got = mapuot.barycenter(there, cp.asarray(A), reg, **call)
+        np.testing.assert_allclose(got.q, want.q, rtol=1e-11)
+        np.testing.assert_allclose((got.gap, got.error_bound), (want.gap, want.error_bound), rtol=1e-3)
+
+
+def test_a_barycenter_on_the_device_at_a_small_reg():
+    """Sums that underflow a product are made from logarithms, on the device, too."""
+    rng = np.random.default_rng(1)
+    x = rng.random((420, 1))
+    M = (x - x.T) ** 2
+    A = rng.random((4, 420)) * (rng.random((4, 420)) < 0.1)
+    want, got = (mapuot.barycenter(cost, A, reg=5e-4, reg_m=1.0) for cost in (M, cp.asarray(M)))
+    assert max(got.error_bound, want.error_bound) <= 1e-6
+    assert np.abs(got.q - want.q).sum() <= (got.error_bound + want.error_bound) * want.q.sum()
+
+
+def test_products_of_barycenters_run_on_the_device(monkeypatch):
+    """A large M on the device is multiplied there, a small one by one call on the host."""
+    called = []
+    times = operator.DeviceOperator.times
+    monkeypatch.setattr(operator.DeviceOperator, "times", lambda *x: called.append(x) or times(*x))
+    for n in (30, 800):
+        x = np.random.default_rng(2).random((n, 1))
+        mapuot.barycenter(cp.asarray((x - x.T) ** 2), np.ones((2, n)) + x.T, reg=0.1, reg_m=1.0)
+        assert bool(called) == (n == 800)

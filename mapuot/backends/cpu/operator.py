@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi, lib
-from ...cached import cached_property
 from ...contract import Backend
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.points import KeptBoxes, PointCosts
-from ...problem.sparse import Sparse, log_sums
+from ...problem.sparse import Sparse
 from ...processor import SERIAL_ENTRIES
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
-from ..kernel import FLUSH_PRODUCT, UNIT
+from ..kernel import FLUSH_PRODUCT
 from ..operator import Operator
 from ..workspace import STORAGE
 from . import log_matmul, native
@@ -30,9 +29,6 @@ ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "margin
 MANY = 32  # dimensions; from here on a matrix product forms costs faster than differences do
 ROUNDED = 1e-11  # allowed rounding of a cost made by a matrix product, relative to the mean cost
 MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
-MOST_DENSE = 4096  # stored pairs of more points are not copied into a dense K, to look at its eigenvalues
-LEAST_SUM = 1e-250  # terms below the range of float64 are no part of such a sum
-SAFE = 600.0  # a float64 product of exponentials does not underflow if exponents differ by fewer nats
 
 
 class HostArrays(Backend):
@@ -116,6 +112,8 @@ class HostOperator(Operator):
     comes in blocks. For stored pairs, K has one entry for each pair, in the same order.
     """
 
+    arrays = ARRAYS
+    log_matmul = staticmethod(log_matmul.product)
     summed = False  # True: products are made outside the core, which does the rest of a pass
     narrow = False  # passes have buffers for sums in float32
 
@@ -309,10 +307,6 @@ class HostOperator(Operator):
                 across = 0
             check(lib.mapuot_build_kernel(*call, across, state.dtype, to, 0 if self.pairs else state.ld))
 
-    def apart(self, error: float) -> float:
-        """Bound how far row and column sums are from the sums of one K, from the ``error`` of its exponents."""
-        return 0.0
-
     def keep(self, kept: KeptBoxes | None) -> None:
         """Restrict passes to these pairs of points."""
         state, self.kept, itemsize = self.state, kept, self.K.itemsize
@@ -388,67 +382,12 @@ class HostOperator(Operator):
                 log_s = np.log(self.dots(v, sizes))
         return log_s, sums, largest
 
-    # ---- products on logarithms
+    # ---- products of barycenters
 
-    @cached_property
-    def ends(self) -> tuple[float, float]:
-        """The smallest M / reg, and the distance from it to the largest."""
-        low, high = self.cost.finite_range(ARRAYS)[:2]
-        return low / self.reg, (high - low) / self.reg
-
-    @cached_property
-    def unabsorbed(self) -> Any:
-        """K that absorbs only a constant, so that its largest entry is 1."""
-        self.open("float64")
-        self.store("float64")
-        self.build(np.full(self.shape[0], self.ends[0]), np.zeros(self.shape[1]))
-        return self.matrix
-
-    @cached_property
-    def both_ways(self) -> tuple[Any, Any]:
-        """The costs by row and by column; for a dense cost -M / reg instead."""
-        if self.pairs:
-            costs: Any = self.cost
-        else:
-            costs = np.concatenate([L for _, _, L in self.logarithms(self.cost)])
-        return costs, costs.transpose()
-
-    @cached_property
-    def spectrum(self) -> tuple[float, float]:
-        """A lower bound on the least eigenvalue of the symmetric K, and its least diagonal entry; largest entry 1.
-
-        The bound is -inf unless K is positive definite up to rounding, and for more than MOST_DENSE points of stored
-        pairs.
-        """
-        if self.pairs and self.shape[0] > MOST_DENSE:
-            return -math.inf, 0.0
-        if self.pairs:
-            K = self.unabsorbed.toarray()
-        else:
-            K = self.unabsorbed
-        return least_eigenvalue(K, UNIT * (4 * sum(map(abs, self.ends)) + 4)), float(K.diagonal().min())
-
-    def log_products(self, x: F64, turned: bool = False) -> F64:
-        """Return log(K e^x) or log(K^T e^x) for vectors x (p, n), K = exp(-M / reg); -inf at points without a pair.
-
-        Use one product with K; where a sum is so small that terms may have underflowed, take out maxima.
-        """
-        top = x.max(axis=1, keepdims=True)
-        least = x.min(axis=1, keepdims=True)
-        if least.min() == -np.inf:
-            top = np.where(np.isneginf(top), 0.0, top)
-            least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
+    def times(self, x: F64, turned: bool) -> F64:
         if turned:
-            K = self.unabsorbed
-        else:
-            K = self.unabsorbed.T
-        sums = np.exp(x - top) @ K
-        if (top - least).max() + self.ends[1] < SAFE or sums.min() > LEAST_SUM:
-            return np.asarray(np.log(sums) + (top - self.ends[0]))
-        if self.pairs:
-            return np.stack([log_sums(self.both_ways[turned], one, self.reg) for one in x])
-        L, t = (np.ascontiguousarray(z) for z in (self.both_ways[turned][None], x.T))
-        return np.asarray(log_matmul.product(L, t, False, None)[0].T)
+            return np.asarray(x @ self.unabsorbed)
+        return np.asarray(x @ self.unabsorbed.T)
 
     def barycenter_passes(
         self, weights: F64, A: F64, log_a: F64, rho: float, log_v: F64, most: int, tol: float
@@ -515,41 +454,6 @@ class HostOperator(Operator):
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.cluster_mass, self.shares[:, : self.shape[1]]
-
-
-def least_eigenvalue(K: F64, error: float) -> float:
-    """Return a lower bound on the least eigenvalue of a matrix with these entries, of relative error ``error``.
-
-    A Cholesky factor of K - s proves that the eigenvalues are at least s, up to rounding: n (n + 2) units of the
-    largest diagonal entry (Higham, Accuracy and Stability, Theorem 10.3). Without a factor return -inf.
-    """
-    from scipy.linalg import cho_solve  # noqa: PLC0415 - on first use
-
-    n = len(K)
-    rounding = 4 * UNIT * n * (n + 2) * float(K.diagonal().max()) + error * float(K.sum(1).max())
-    if factor_of(K, rounding) is None:
-        return -math.inf
-    factor = factor_of(K, -2 * rounding)
-    if factor is None:
-        return -2 * rounding
-    x = np.random.default_rng(0).normal(size=n)
-    for _ in range(30):  # inverse iteration
-        x = cho_solve(factor, x / np.linalg.norm(x), check_finite=False)
-    estimate = 1 / float(np.linalg.norm(x))
-    shifts = (s for s in (0.9 * estimate, 0.5 * estimate, 0.1 * estimate) if factor_of(K, -s - 2 * rounding))
-    return next(shifts, 0.0) + rounding
-
-
-def factor_of(K: F64, shift: float) -> Any:
-    """Return the Cholesky factor of K + shift, for `cho_solve`; None if there is none."""
-    from scipy.linalg import cho_factor  # noqa: PLC0415 - on first use
-
-    shifted = K.copy()
-    shifted[np.diag_indices(len(K))] += shift
-    try:
-        return cho_factor(shifted, overwrite_a=True, check_finite=False)
-    except np.linalg.LinAlgError:
-        return None
 
 
 def point_at(side: Any, arrays: dict[str, F64], part: slice) -> None:

@@ -27,7 +27,7 @@ from ..operator import BLOCK_BYTES, Operator
 from ..records import put
 from ..settings import KERNELS
 from ..workspace import STORAGE
-from . import vectors
+from . import backend, log_matmul, vectors
 from .arrays import Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
 from .kernels import BESIDE, ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, strips_for
 from .launch import BULK, device_limits
@@ -68,7 +68,9 @@ class DeviceOperator(Operator):
     """K on the current device, its rows padded with zeros, and the plan."""
 
     PIECE = 1 << 22
+    arrays = backend
     as_columns = staticmethod(as_columns)
+    log_matmul = staticmethod(log_matmul.product)
     stages: tuple[Carrier, Carrier] | None = None  # carriers of M and of c, kept from one sweep to the next
     formed: Any = None  # the matrix of costs between points, if it is there
 
@@ -362,6 +364,11 @@ class DeviceOperator(Operator):
     @property
     def matrix(self) -> Any:
         return self.K[:, : self.shape[1]]
+
+    def times(self, x: F64, turned: bool) -> F64:
+        if turned:
+            return np.asarray((cp.asarray(x) @ self.unabsorbed).get())
+        return np.asarray((cp.asarray(x) @ self.unabsorbed.T).get())
 
     # ---- passes with given ``base`` and ``fi`` instead of a prox
 
