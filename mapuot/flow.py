@@ -21,7 +21,9 @@ from .answer.draw import as_generator, seed_of
 from .answer.result import Result
 from .answer.tensors import Tensors, array_of, stream_of, tensor_among
 from .api.solve import solve
-from .errors import ConvergenceWarning
+from .arrays import host, namespace
+from .errors import ConvergenceWarning, shown
+from .problem.labels import pair_of
 from .problem.validate import as_choice, as_count, as_positive
 from .route import on_device
 from .synonyms import hinted_onward
@@ -109,6 +111,10 @@ class OTPlanSampler:
         CPU threads.
     warn : bool
         Accepted for compatibility with torchcfm, and ignored; a solve that does not converge always warns.
+    across : float > 0, or inf, optional
+        Cost of a pair with different labels y0 and y1 (conditions of the flow) in addition to its squared distance; inf
+        pairs points with equal labels only. The points x1 of a label then share the mass of its points x0, except for
+        "unbalanced"; "exact" needs equally many of both. Without it labels only follow their points.
     seed : int or generator of NumPy, optional
         Source of the random numbers.
     **options
@@ -131,8 +137,9 @@ class OTPlanSampler:
     @hinted_onward(solve)
     def __init__(
         self, method: str, reg: float = 0.05, reg_m: float = 1.0, normalize_cost: bool = False, num_threads: Any = 1,
-        warn: bool = True, *, seed: Any = None, **options: Any,
+        warn: bool = True, *, across: float | None = None, seed: Any = None, **options: Any,
     ) -> None:  # fmt: skip
+        self.across = across if across is None or across == math.inf else as_positive(across, "across")
         self.method = as_choice(method, "method", ("sinkhorn", "unbalanced", "exact"))
         self.reg = as_positive(reg, "reg")
         self.reg_m = reg_m if method == "unbalanced" else math.inf
@@ -149,33 +156,70 @@ class OTPlanSampler:
             told += f", reg={self.reg:g}"
         if self.method == "unbalanced":
             told += f", reg_m={self.reg_m!r}"
+        if self.across is not None:
+            told += f", across={self.across:g}"
         return told + ", normalize_cost=True" * self.normalize_cost + ")"
 
-    def solved(self, x0: Any, x1: Any) -> Result:
+    def solved(self, x0: Any, x1: Any, y0: Any = None, y1: Any = None) -> Result:
         """Return the `mapuot.Result` between two batches; points may have any shape.
 
         For tensors on a GPU the solve runs in the background until the Result is first used, on the same stream. Start
         it for the next batch before the training step on this one: the solve runs meanwhile. If one call does not
-        solve the problem, the first use finishes the solve; a balanced problem makes Newton's step then, too.
+        solve the problem, the first use finishes the solve; a balanced problem makes Newton's step then, too. With
+        ``across`` the call waits.
 
         Raises
         ------
         ValueError
-            If the method is "exact": its plan is a permutation, see `assigned`.
+            If the method is "exact": its plan is a permutation, see `assigned`. If ``across`` is given and labels are
+            not, or a label has points on one side only.
         """
         if self.method == "exact":
             raise ValueError("method 'exact' has no entropic plan: assigned(x0, x1) returns its permutation")
         rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
+        labels = self.conditions(len(x0), len(x1), y0, y1)
         if (like := tensor_among(rows, columns)) is not None:
             rows = rows.to(like.device)
             columns = columns.to(like.device)
-            if like.is_cuda and not self.normalize_cost:
+            if like.is_cuda and not self.normalize_cost and labels is None:
                 return PendingResult(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
         M = squared_distances(rows, columns)
+        if labels is not None:
+            unit = float(M.max()) if self.normalize_cost else 1.0
+            M = M / (unit or 1.0) + array_like(M, self.added(labels, 1.0))
+            masses = {}
+            if self.across == math.inf and self.method == "sinkhorn":
+                masses["b"] = shared_masses(*labels)
+            return solve(M, reg=self.reg, reg_m=self.reg_m, **masses, **self.options)
         scale: Statistic | None = "max" if self.normalize_cost else None
         return solve(M, reg=self.reg, reg_m=self.reg_m, scale_cost=scale, **self.options)
 
-    def assigned(self, x0: Any, x1: Any) -> Any:
+    def conditions(self, m: int, n: int, y0: Any, y1: Any) -> tuple[Any, Any] | None:
+        """Return the number of the label of each of m and n points; None without ``across``."""
+        if self.across is None:
+            return None
+        if y0 is None or y1 is None:
+            raise ValueError("y0 and y1 must be given where across is, the cost of pairs with different labels")
+        (first, second), classes = pair_of(tuple(map(labels_of, (y0, y1))), [m, n])
+        numbers = np.searchsorted(classes, first), np.searchsorted(classes, second)
+        counts = np.stack([np.bincount(k, minlength=len(classes)) for k in numbers])
+        if self.across == math.inf:
+            if self.method == "exact":
+                wrong = counts[0] != counts[1]
+            else:
+                wrong = (counts == 0).any(0)
+            if wrong.any():
+                k = int(wrong.argmax())
+                needs = "equally many" if self.method == "exact" else "some"
+                told = f"got {counts[0, k]} and {counts[1, k]} points of label {shown(classes[k].item())}"
+                raise ValueError(f"y0 and y1 must have {needs} points of each label where across is inf, {told}")
+        return numbers
+
+    def added(self, labels: tuple[Any, Any], unit: float) -> Any:
+        """Return the costs of pairs with different labels, 0 for equal ones."""
+        return np.where(labels[0][:, None] != labels[1], unit * float(self.across or 0.0), 0.0)
+
+    def assigned(self, x0: Any, x1: Any, y0: Any = None, y1: Any = None) -> Any:
         """Return the permutation j of least total cost ``sum_i |x0_i - x1_j(i)|^2``, (n,) integers on the host.
 
         A balanced entropic plan at 1 % of the median cost gives potentials; less these, nearly all costs of the best
@@ -192,6 +236,20 @@ class OTPlanSampler:
         rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
         M = squared_distances(rows, columns)
         costs = np.asarray(M.cpu() if hasattr(M, "cpu") else M, np.float64)
+        labels = self.conditions(len(x0), len(x1), y0, y1)
+        if labels is not None and self.across == math.inf:
+            found = np.empty(len(x0), np.int64)
+            for k in np.unique(labels[0]):
+                i, j = (np.flatnonzero(own == k) for own in labels)
+                found[i] = j[self.permutation(costs[np.ix_(i, j)])]
+            return found
+        if labels is not None:
+            costs += self.added(labels, float(costs.max()) if self.normalize_cost else 1.0)
+        return self.permutation(costs)
+
+    def permutation(self, M: Any) -> Any:
+        """Return the permutation of least total cost; M is on the host."""
+        costs = M
         if costs.max() > 0:
             with warnings.catch_warnings():  # any potentials will do
                 warnings.simplefilter("ignore", ConvergenceWarning)
@@ -201,14 +259,14 @@ class OTPlanSampler:
             costs -= costs.min(1, keepdims=True)
         return linear_sum_assignment(costs)[1]
 
-    def get_map(self, x0: Any, x1: Any) -> Any:
+    def get_map(self, x0: Any, x1: Any, y0: Any = None, y1: Any = None) -> Any:
         """Return the plan between two batches, as a NumPy array."""
         if self.method == "exact":
             n = len(x0)
             plan = np.zeros((n, n))
-            plan[np.arange(n), self.assigned(x0, x1)] = 1 / n
+            plan[np.arange(n), self.assigned(x0, x1, y0, y1)] = 1 / n
             return plan
-        plan = self.solved(x0, x1).plan
+        plan = self.solved(x0, x1, y0, y1).plan
         if hasattr(plan, "cpu"):
             return plan.cpu().numpy()
         return plan
@@ -230,9 +288,9 @@ class OTPlanSampler:
         if self.method == "exact":
             n = len(x0)
             i = self.rng.integers(n, size=n) if replace else self.rng.permutation(n)
-            j = self.assigned(x0, x1)[i]
+            j = self.assigned(x0, x1, y0, y1)[i]
         else:
-            i, j = self.solved(x0, x1).sample(len(x0), self.rng, replace=replace)
+            i, j = self.solved(x0, x1, y0, y1).sample(len(x0), self.rng, replace=replace)
         return x0[i], x1[j], None if y0 is None else y0[i], None if y1 is None else y1[j]
 
     def sample_plan_over_ranks(
@@ -293,6 +351,27 @@ def gathered_over(distributed: Any, x: Any, size: int, group: Any) -> Any:
     parts = [x.new_empty(x.shape) for _ in range(size)]
     distributed.all_gather(parts, x, group)
     return import_module("torch").cat(parts)
+
+
+def labels_of(y: Any) -> Any:
+    """Return labels on the host; each row of a table is one label."""
+    table = np.asarray(y.detach().cpu() if hasattr(y, "detach") else host(y))
+    if table.ndim > 1:
+        return np.array([*map(repr, table.reshape(len(table), -1).tolist())])
+    return table
+
+
+def shared_masses(rows: Any, columns: Any) -> Any:
+    """Return masses of the columns such that each label has its share of the rows."""
+    counts = [np.bincount(k, minlength=max(rows.max(), columns.max()) + 1) for k in (rows, columns)]
+    return (counts[0] / np.maximum(counts[1], 1))[columns] / len(rows)
+
+
+def array_like(M: Any, x: Any) -> Any:
+    """Return an array where M is."""
+    if hasattr(M, "detach"):
+        return import_module("torch").as_tensor(x, dtype=M.dtype, device=M.device)
+    return namespace(M).asarray(x)
 
 
 def squared_distances(x: Any, y: Any) -> Any:

@@ -26,6 +26,9 @@ def main(rank, size, folder, method):
     assert found[3] is None
     with pytest.raises(ValueError, match="equally many points"):
         sampler.sample_plan_over_ranks(x0[: 12 - rank], x1)
+    conditions = y0 % 3, (y0 + rank) % 3
+    within = OTPlanSampler(method, across=np.inf, seed=rank).sample_plan_over_ranks(x0, x1, *conditions)
+    assert within[2].equal(within[3])
     np.savez(Path(folder) / f"{rank}.npz", *(x.numpy() for x in found[:3]))
     dist.destroy_process_group()
 

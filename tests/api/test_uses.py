@@ -621,6 +621,56 @@ def test_exact_pairs_are_the_cheapest_permutation(n, d):
         sampler.solved(x0, x1)
 
 
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "table"])
+@pytest.mark.parametrize("method", ["sinkhorn", "unbalanced", "exact"])
+def test_pairs_of_one_condition(method, kind):
+    """With across=inf each label has its plan alone, with its share of x0; a finite across is a cost."""
+    torch = pytest.importorskip("torch")
+    x0 = RNG.normal(size=(30, 2))
+    x1 = RNG.normal(size=(30, 2)) + 0.5
+    y0 = np.repeat([3, 1, 2], [5, 10, 15])
+    y1 = RNG.permutation(y0 if method == "exact" else np.repeat([3, 1, 2], [4, 20, 6]))
+    given = x0, x1, y0, y1
+    if kind == "tensors":
+        given = tuple(map(torch.tensor, given))
+    elif kind == "table":
+        given = (*given[:2], *(np.stack([y, np.ones_like(y)], 1) for y in (y0, y1)))
+    sampler = OTPlanSampler(method, 0.2, 1.0, across=np.inf, seed=0)
+    P = sampler.get_map(*given)
+    assert (P[y0[:, None] != y1] == 0).all()
+    if method == "unbalanced":
+        M = np.where(y0[:, None] == y1, ((x0[:, None] - x1) ** 2).sum(-1), np.inf)
+        np.testing.assert_allclose(P, mapuot.solve(M, reg=0.2, reg_m=1.0).plan, atol=1e-6)
+    else:
+        for k in (1, 2, 3):
+            own = np.ix_(y0 == k, y1 == k)
+            alone = OTPlanSampler(method, 0.2).get_map(x0[own[0][:, 0]], x1[own[1][0]])
+            np.testing.assert_allclose(P[own], alone * (y0 == k).mean(), atol=1e-6)
+    i, j = (np.asarray(y).reshape(30, -1)[:, 0] for y in sampler.sample_plan_with_labels(*given)[2:])
+    np.testing.assert_array_equal(i, j)
+    near = OTPlanSampler(method, 0.2, 1.0, across=0.7, normalize_cost=True)
+    M = ((x0[:, None] - x1) ** 2).sum(-1)
+    M = M / M.max() + 0.7 * (y0[:, None] != y1)
+    if method == "exact":
+        assert M[range(30), near.assigned(*given)].sum() == pytest.approx(M[linear_sum_assignment(M)].sum())
+    else:
+        wanted = mapuot.solve(M, reg=0.2, reg_m=np.inf if method == "sinkhorn" else 1.0).plan
+        np.testing.assert_allclose(near.get_map(*given), wanted, atol=1e-6)
+
+
+def test_conditions_that_no_pair_can_meet():
+    x = RNG.normal(size=(4, 2))
+    for method, needs in (("sinkhorn", "some points"), ("exact", "equally many points")):
+        sampler = OTPlanSampler(method, across=np.inf)
+        with pytest.raises(ValueError, match=f"must have {needs} of each label .* got 1 and 0 points of label 'b'"):
+            sampler.sample_plan_with_labels(x, x, ["a", "a", "b", "c"], ["a", "a", "c", "c"])
+        with pytest.raises(ValueError, match="y0 and y1 must be given where across is"):
+            sampler.sample_plan(x, x)
+    with pytest.raises(ValueError, match="across must be a positive"):
+        OTPlanSampler("sinkhorn", across=0.0)
+    assert repr(OTPlanSampler("exact", across=np.inf)) == "OTPlanSampler('exact', across=inf)"
+
+
 def test_exact_pairs_of_equal_points():
     assert sorted(OTPlanSampler("exact").assigned(np.zeros((4, 2)), np.zeros((4, 2)))) == [0, 1, 2, 3]
 
