@@ -181,17 +181,26 @@ class Backend:
         """
         return self.costs(cloud, threads), 0.0
 
-    def range_of_clouds(self, clouds: Any) -> tuple[float, float]:
-        """Return the least and the largest cost between points of many clouds."""
-        raise self.lacks("range_of_clouds")
+    def ranges_of_clouds(self, clouds: Any) -> F64:
+        """Return bounds on the costs of each problem of many clouds, (2, p), without the factors of problems."""
+        raise self.lacks("ranges_of_clouds")
 
-    def tables(self, clouds: Any) -> Any:
-        """Form the costs of many clouds, (p, m, n); the padding of a smaller cloud has any finite numbers."""
+    def tables(self, clouds: Any, plan: Any = None) -> Any:
+        """Form the costs of many clouds, (p, m, n); the padding of a smaller cloud has any finite numbers.
+
+        ``plan``: exponents of the rows (p, m) and of the columns (p, n), and regs (p,); form the plans instead.
+        """
         out = np.zeros((len(clouds), *clouds.shape))
         for i in range(len(clouds)):
             one = clouds.of(i)
             out[i, : one.shape[0], : one.shape[1]] = self.costs(one, 1)
-        return out
+        if plan is None:
+            return out
+        alpha, beta, regs = plan
+        out /= -regs[:, None, None]
+        out += beta[:, None]
+        out += alpha[:, :, None]
+        return np.exp(out, out=out)
 
     def slopes(self, task: Any, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
         """Return derivatives by the points of the problems ``which`` of a batch, x and y; None if not wanted."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import host, namespace
+from ..arrays import any_of, formula, host, namespace
 from ..backends.conditional import LEAST, MOST, largest
 from ..penalties import F64
 from ..problem.clouds import Clouds, is_list
@@ -24,6 +24,31 @@ from ..threads import each
 from .settings import BATCH_PLANS
 
 DEVICE_ENTRIES = 1 << 27  # of a block on a GPU: 1 GiB
+
+
+@formula
+def log_masses(log: Any, weight: Any) -> tuple[Any]:
+    """Return log scalings times the masses; -inf where a point has no mass, or where a problem failed."""
+    return (np.where(np.isfinite(log), log + np.log(weight), -np.inf),)
+
+
+@formula
+def finite_logs(log: Any, weight: Any) -> tuple[Any]:
+    """Return log scalings, -inf where they are not finite: the reference has no masses."""
+    return (np.where(np.isfinite(log), log, -np.inf),)
+
+
+@formula
+def are_lost(mass: Any, log: Any, least: Any) -> tuple[Any]:
+    """Tell which sums of a plan have lost digits, though a point has mass: of the sums larger than ``least``."""
+    return ((log > -np.inf) & (mass > least) & ~((mass > LEAST) & (mass < MOST)),)
+
+
+def table_of(function: Any, *inputs: Any, dtype: Any = np.float64) -> Any:
+    """Return the table that a formula of tables gives."""
+    out = namespace(inputs[0]).empty(inputs[0].shape, dtype)
+    function(*inputs, into=[out])
+    return out
 
 
 class Values:
@@ -72,7 +97,7 @@ class Values:
         """Return the values of some problems, (k, n, d), or the one table that serves all."""
         if self.table.ndim == 2:
             return self.table[:n]
-        return self.table[namespace(self.table).asarray(which)][:, :n]
+        return rows_of(self.table, which)[:, :n]
 
     def one(self, i: int, n: int) -> Any:
         """Return the values of problem i on the host, (n, d)."""
@@ -88,6 +113,20 @@ def real(value: Any, name: str, asarray: Callable[[Any], Any]) -> Any:
 def check_width(table: Any, name: str) -> None:
     if table.shape[-1] == 0:
         raise ValueError(f"{name} must have a column, got shape {table.shape}")
+
+
+def run_of(which: Any) -> Any:
+    """Return increasing numbers as a slice if they follow one another: arrays are then not copied."""
+    if which[-1] - which[0] + 1 == len(which):
+        return slice(int(which[0]), int(which[-1]) + 1)
+    return which
+
+
+def rows_of(table: Any, which: Any) -> Any:
+    """Return rows of a table: a view for a slice, a copy for numbers."""
+    if isinstance(which, slice):
+        return table[which]
+    return table[namespace(table).asarray(which)]
 
 
 def counts_of(problem: BatchProblem) -> list[Any]:
@@ -106,14 +145,14 @@ class BatchPlan:
         self.on_device = self.backend.name == "cuda"
         self.count = counts_of(self.problem)
         p = self.problem
-        logs = []
-        for log_x, log_w in zip(result.own_logs, p.log_reference, strict=True):
-            xp = namespace(log_x)
-            with np.errstate(invalid="ignore"):
-                log = xp.where(xp.isfinite(log_x), log_x + xp.asarray(log_w), -np.inf)
-            logs.append(self.backend.to_memory(log))
-        self.alpha, self.beta = logs
+        formula_of = log_masses if p.unmasked == "product" else finite_logs
+        logs = (
+            table_of(formula_of, log, namespace(log).asarray(weight))
+            for log, weight in zip(result.own_logs, (p.A, p.B), strict=True)
+        )
+        self.alpha, self.beta = map(self.backend.to_memory, logs)
         self.xp = namespace(self.alpha)
+        self.all_regs = self.xp.asarray(np.broadcast_to(p.regs, (len(p),)))
         several = p.several
         formed = p.cost.operator == "tiles" or (several is not None and self.backend.makes_costs and several.may_form)
         self.may_have_block = np.broadcast_to((p.c is None) & ~np.isin(result.status, FAILED) & formed, (len(p),))
@@ -140,7 +179,7 @@ class BatchPlan:
             k = max(1, min(len(left), most // int(rows[left[0]] * cols[left[0]])))
             while k > 1 and int(rows[left[:k]].max() * cols[left[:k]].max()) * k > most:
                 k //= 2
-            groups.append(np.sort(left[:k]))
+            groups.append(run_of(np.sort(left[:k])))
             left = left[k:]
         return groups, np.flatnonzero(~in_block)
 
@@ -151,30 +190,42 @@ class BatchPlan:
         M = self.problem.M
         if M.ndim == 2:
             return self.backend.to_memory(M).astype(np.float64, copy=False)[None]
-        return self.backend.to_memory(M[namespace(M).asarray(which)]).astype(np.float64, copy=False)
+        return self.backend.to_memory(rows_of(M, which)).astype(np.float64, copy=False)
+
+    def at(self, which: Any) -> Any:
+        """Return the numbers of the problems of a block where its arrays are; a slice remains one."""
+        if isinstance(which, slice):
+            return which
+        return self.xp.asarray(which)
 
     def regs(self, which: Any) -> Any:
         """Return the reg of some problems, (k, 1, 1)."""
-        regs = np.broadcast_to(self.problem.regs, (len(self.problem),))[which]
-        return self.xp.asarray(regs)[:, None, None]
+        return rows_of(self.all_regs, which)[:, None, None]
 
-    def logs(self, which: Any, M: Any) -> tuple[Any, Any]:
-        """Return alpha (k, m, 1) and beta (k, 1, n) of the problems of a block."""
-        at = self.xp.asarray(which)
-        m, n = M.shape[1:]
-        return self.alpha[at][:, :m, None], self.beta[at][:, None, :n]
+    def logs(self, which: Any, shape: Any) -> tuple[Any, Any]:
+        """Return alpha (k, m) and beta (k, n) of the problems of a block."""
+        m, n = shape
+        return rows_of(self.alpha, which)[:, :m], rows_of(self.beta, which)[:, :n]
 
     def exponents(self, which: Any) -> tuple[Any, Any, Any]:
         """Return (alpha (k, m, 1), beta - M / reg (k, m, n), M)."""
         M = self.costs(which)
-        alpha, beta = self.logs(which, M)
-        return alpha, beta - M / self.regs(which), M
+        alpha, beta = self.logs(which, M.shape[1:])
+        return alpha[:, :, None], beta[:, None] - M / self.regs(which), M
 
-    def plans(self, which: Any) -> tuple[Any, Any]:
+    def plans_and_costs(self, which: Any) -> tuple[Any, Any]:
         """Return (P, M) of some problems."""
         alpha, x, M = self.exponents(which)
         x += alpha
         return self.xp.exp(x, out=x), M
+
+    def plans(self, which: Any) -> Any:
+        """Return the plans of some problems, (k, m, n)."""
+        if self.clouds is None:
+            return self.plans_and_costs(which)[0]
+        here = self.clouds.of(which)
+        logs = map(self.xp.ascontiguousarray, self.logs(which, here.shape))
+        return self.backend.tables(here, (*logs, rows_of(self.all_regs, which)))
 
     def sweep(self, block: Callable[[Any], None], one: Callable[[int], None], count: Any = None) -> None:
         """Call ``block(numbers)`` for the groups of problems in blocks, ``one(i)`` for every other problem.
@@ -205,7 +256,7 @@ class BatchPlan:
 
     def put(self, table: Any, which: Any, values: Any) -> None:
         """Store the values of a block in a table."""
-        table[self.xp.asarray(which), : values.shape[1]] = values
+        table[self.at(which), : values.shape[1]] = values
 
     def put_one(self, table: Any, i: int, values: Any) -> None:
         """Store the values of one problem, from anywhere, in a table."""
@@ -239,7 +290,7 @@ class BatchPlan:
         axis = int(turned)
 
         def block(which: Any) -> None:
-            P, _ = self.plans(which)
+            P = self.plans(which)
             if turned:
                 P = P.swapaxes(1, 2)
             self.put(out, which, self.xp.matmul(P, X.of(which, P.shape[2])))
@@ -260,21 +311,19 @@ class BatchPlan:
     def means(self, Y: Values, turned: bool) -> Any:
         axis = int(turned)
         out = self.empty(axis, Y.table.shape[-1], fill=np.nan)
-        log = host(self.beta if turned else self.alpha)
-        stays = self.problem.sides[turned].may_stay
+        log = self.beta if turned else self.alpha
+        least = 0.0 if self.problem.sides[turned].may_stay else -1.0
 
         def block(which: Any) -> None:
-            P, _ = self.plans(which)
+            P = self.plans(which)
             if turned:
                 P = P.swapaxes(1, 2)
             mass = P.sum(2)
             self.put(out, which, self.xp.matmul(P, Y.of(which, P.shape[2])) / mass[:, :, None])
-            sums = host(mass)
-            lost = ~((sums > LEAST) & (sums < MOST)) & (log[which][:, : sums.shape[1]] > -np.inf)
-            if stays:
-                lost &= sums > 0
-            for i in which[lost.any(1)]:  # sums that underflow: the exponents tell the conditional plan
-                one(int(i))
+            lost = table_of(are_lost, mass, rows_of(log, which)[:, : mass.shape[1]], least, dtype=bool)
+            if any_of(lost):  # sums that underflow: the exponents tell the conditional plan
+                for i in np.arange(len(self.problem))[which][host(lost).any(1)]:
+                    one(int(i))
 
         def one(i: int) -> None:
             means = self.result[i]._images(Y.one(i, self.count[1 - axis][i]), turned)
@@ -290,7 +339,7 @@ class BatchPlan:
         cols = self.empty(1)
 
         def block(which: Any) -> None:
-            P, M = self.plans(which)
+            P, M = self.plans_and_costs(which)
             self.put(rows, which, P.sum(2))
             self.put(cols, which, P.sum(1))
             if self.problem.forbidden:
@@ -319,7 +368,7 @@ class BatchPlan:
             columns, log = largest(x.reshape(p * m, n), few)
             entries = self.xp.exp(log.reshape(p, m, few) + alpha)
             absent = entries <= 0 if stays else (log.reshape(p, m, few) + alpha) == -np.inf
-            at = self.xp.asarray(which)
+            at = self.at(which)
             index[at, :m, :few] = self.xp.where(absent, -1, columns.reshape(p, m, few))
             value[at, :m, :few] = self.xp.where(absent, 0.0, entries)
 
@@ -355,7 +404,7 @@ class BatchPlan:
                 beyond = ends[problem, row, middle] > wanted
                 last = xp.where(beyond, middle, last)
                 first = xp.minimum(xp.where(beyond, first, middle + 1), last)
-            found[xp.asarray(which)] = last
+            found[self.at(which)] = last
 
         def one(i: int) -> None:
             found[i] = xp.asarray(host(self.result[i]._drawn(rows[i], shares[i])[1]))
@@ -388,7 +437,7 @@ class BatchPlan:
 
         def block(which: Any) -> None:
             here = clouds.of(which)
-            x = self.xp.broadcast_to(beta[self.xp.asarray(which)][:, None, : here.shape[1]], (len(which), *here.shape))
+            x = self.xp.broadcast_to(rows_of(beta, which)[:, None, : here.shape[1]], (len(here), *here.shape))
             x = x - self.backend.tables(here) / self.regs(which)
             top = x.max(2, keepdims=True)
             x -= self.xp.where(self.xp.isfinite(top), top, 0.0)
@@ -427,7 +476,7 @@ class BatchPlan:
         def block(which: Any) -> None:
             M = self.costs(which)
             m, n = M.shape[1:]
-            at = xp.asarray(which)
+            at = self.at(which)
             low = (M - g[at][:, None, :n]).min(2)
             low = xp.where(out_rows[at][:, :m], -np.inf, low)
             self.put(f, which, low)

@@ -6,6 +6,8 @@ pass, or forms the matrices of many problems at once. Points given on a GPU stay
 scaled to unit length first; host code reads a copy, made on first use.
 """
 
+import copy
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -22,7 +24,7 @@ from ..processor import SERIAL_ENTRIES
 from ..synonyms import hinted
 from .cost import Cost, Range, Tell, UserCost, joint_range
 from .metrics import METRICS
-from .points import PAIR_BYTES, PointCosts, as_points, corners, there
+from .points import PAIR_BYTES, PointCosts, as_points, there
 from .validate import as_array
 
 
@@ -203,11 +205,17 @@ class AllPoints(PointCosts):
 
 
 class Clouds(Cost):
-    """The `Cost` of a `PointCloud` of many problems, (p, m, n) with the numbers of points of the largest one."""
+    """The `Cost` of a `PointCloud` of many problems, (p, m, n) with the numbers of points of the largest one.
+
+    ``factors``: of the costs of each problem, (p,), if their units differ. Passes multiply costs by them; points are
+    not changed.
+    """
 
     ndim = 3
     operator = "points"
     remade = True
+    factors: F64 | None = None
+    ranges_of_each: Any = None  # least and largest costs of each problem, without factors, once a device found them
 
     def __init__(self, x: Any, y: Any, metric: str, scale: float, weights: Any, *how: Any, starts: Any = None) -> None:
         if isinstance(starts, tuple):
@@ -239,9 +247,11 @@ class Clouds(Cost):
         self.shape = int(rows.count.max()), int(cols.count.max())
         return self
 
-    @staticmethod
-    def _of(whole: PointCosts, rows: Places, cols: Places) -> "Clouds":
-        return object.__new__(Clouds)._hold(whole, rows, cols)
+    def _of(self, whole: PointCosts, rows: Places, cols: Places) -> "Clouds":
+        """Return the same problems between other points."""
+        found = object.__new__(Clouds)._hold(whole, rows, cols)
+        found.factors = self.factors
+        return found
 
     def placed(self, xp: ModuleType) -> "Clouds":
         whole = self.whole
@@ -331,34 +341,18 @@ class Clouds(Cost):
         return not self.whole.bits and bool(metric.square or (metric.degree and not metric.unit) or metric.product)
 
     def scaled(self, factor: Any, largest: float) -> "Clouds":
-        """Multiply the points of each problem, moved to the middle of y, so that its costs are multiplied."""
-        whole = self.whole
-        xp = namespace(self.whole.x)
-        places = list[Places]()
-        parts = list[Any]()
-        metric = whole.core[0]
-        root = self.whole.core[0].scaled(np.asarray(factor))
-        low, high = corners(self.targets)
-        if metric.product:
-            middle = 0.0
-        else:
-            middle = xp.asarray(0.5 * low + 0.5 * high)
-        for axis, points in enumerate((whole.rows, self.targets)):
-            count = self.places[axis].count
-            moved = self.gathered(points, axis) - middle
-            parts.append(moved * xp.asarray(np.repeat(root, count))[:, None])
-            places.append(Places(np.cumsum(count) - count, count))
-        name = "sqeuclidean" if metric.unit else whole.metric  # unit vectors are no longer of length 1
-        found = whole._other(AllPoints, metric=name, scale=whole.core[1], weights=None, x=parts[0])
-        found.y = parts[1]
-        found.label = 0.0
-        found._set(*parts)
-        if not metric.product:
-            far = sum(max(float(p.max()), -float(p.min())) for p in parts)  # sum of the largest coordinates
-            # three roundings of each coordinate: the difference, the root, the product
-            rounding = 3 * 2.0**-53 * float(found.dim ** (1 / found.core[0].norm)) * far
-            found.misplaced = float(np.max(root)) * whole.displacement() + rounding
-        return self._of(found, *places)
+        """Multiply the costs of each problem by its own factor."""
+        found = copy.copy(self)
+        vars(found).pop("at_home", None)  # these costs have other factors
+        found.factors = self.own_factors * factor
+        return found
+
+    @property
+    def own_factors(self) -> F64:
+        """The factor of the costs of each problem, (p,)."""
+        if self.factors is None:
+            return np.ones(len(self))
+        return self.factors
 
     def gathered(self, points: Any, axis: int) -> Any:
         """Return the points of all problems one behind the other, from points in the order of the rows or columns."""
@@ -389,12 +383,17 @@ class Clouds(Cost):
             if isinstance(i, slice) and i.indices(len(self)) == (0, len(self), 1):
                 return self
             parts = (Places(places.first[i], places.count[i]) for places in self.places)
-            return self._of(self.whole, *parts)
+            found = self._of(self.whole, *parts)
+            if self.factors is not None:
+                found.factors = self.factors[i]
+            if self.ranges_of_each is not None:
+                found.ranges_of_each = self.ranges_of_each[:, i]
+            return found
         if self.at_home is not self:
             return self.at_home.of(i)
         whole = self.whole
         rows, cols = (places.run(i) for places in self.places)
-        one = whole._other(x=whole.x[rows], y=whole.y[cols])
+        one = whole._other(x=whole.x[rows], y=whole.y[cols], scale=whole.scale * float(self.own_factors[i]))
         if whole.x is whole.y and rows == cols:
             one.y = one.x
         one._set(whole.rows[rows], self.targets[cols])
@@ -419,18 +418,31 @@ class Clouds(Cost):
 
     def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         """Return bounds for all problems if the metric has them; the core finds the range of each problem."""
+        factors = self.own_factors
         if not METRICS[self.whole.metric].degree or self.whole.bits:
             bounds = 0.0, 0.0, 0, 1
         elif namespace(self.whole.x) is np or METRICS[self.whole.metric].norm not in (1, 2):
-            bounds = self.whole._bounds()
+            low, high, bad, infinite = self.whole._bounds()
+            bounds = low * float(factors.min()), high * float(factors.max()), bad, infinite
         else:
-            bounds = *backend.range_of_clouds(self), 0, 0
+            if self.ranges_of_each is None:
+                self.ranges_of_each = backend.ranges_of_clouds(self)
+            low, high = self.ranges_of_each * factors
+            bounds = float(low.min()), float(high.max()), 0, 0
         if not bounds[3]:
             return bounds
         return joint_range((one.range(backend, threads), one.all_pairs) for one in map(self.of, range(len(self))))
 
     def error(self, largest: float) -> float:
-        return self.whole.error(largest)
+        """Bound the rounding of a cost up to ``largest``.
+
+        The bound of the cloud is at most linear in its largest cost: the largest factor has the largest bound. Each
+        product with a factor is one more rounding, and the smallest may flush to 0.
+        """
+        if self.factors is None:
+            return self.whole.error(largest)
+        most = float(self.factors.max())
+        return most * self.whole.error(largest / most) + 2.0**-52 * largest + math.ulp(0.0)
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
         """Return masses as tables, (p, m) and (p, n); smaller clouds are padded with zeros."""

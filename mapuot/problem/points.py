@@ -77,7 +77,6 @@ class PointCosts(Cost):
     unit = 0  # points of a box, if they are sorted into boxes
     label = 0.0  # the coordinate of a label
     before = 0  # index of the first row in the whole cloud
-    misplaced = 0.0  # bound on the rounding of distances by an earlier scaling of the points
     bits = 0  # number of trailing coordinates that encode labels, if unequal labels are forbidden
     apart = 0  # number of leading coordinates for addends, with product -1: (-r_i, 1) of a row, (1, -c_j) of a column
 
@@ -479,17 +478,14 @@ class PointCosts(Cost):
         metric, _ = self.core
         d = self.dim
         unit = 2.0**-53
-        moved = self.misplaced
         if metric.unit:
-            moved += (d + 6) * unit
-        elif self.weights is None:
-            moved += 4 * unit * self.label
-        else:
-            numeric = slice(0, d - self.bits)
-            points = self.rows[:, numeric], self.columns[numeric].T
-            sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
-            moved += 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
-        return moved
+            return (d + 6) * unit
+        if self.weights is None:
+            return 4 * unit * self.label
+        numeric = slice(0, d - self.bits)
+        points = self.rows[:, numeric], self.columns[numeric].T
+        sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
+        return 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
 
     def own_block(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
         """Return the cloud with points on the host: each rank passes its own block, and ranks choose a device."""

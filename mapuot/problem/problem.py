@@ -655,6 +655,7 @@ class BatchProblem(Common):
 
         Yields (numbers of the problems, their batch, factor of its costs to those of the problems). With ``scales``,
         problems with equal reg_m / reg form one batch; the costs of each problem are then in units of its own reg.
+        One batch of all problems keeps their arrays.
         """
         assert self.each is not None
         reg = self.each.reg
@@ -664,10 +665,14 @@ class BatchProblem(Common):
             keys = [np.zeros(len(reg)), *(np.rint(2.0**50 * np.log(rho / reg)) for rho in rhos)]
         else:
             keys = [reg, *rhos]
-        number = np.ravel(np.unique(np.stack(keys), axis=1, return_inverse=True)[1])
-        for k in range(int(number.max()) + 1):
+        number = numbered(keys)
+        count = int(number.max()) + 1
+        for k in range(count):
             which = np.flatnonzero(number == k)
-            some = self.some(which)
+            if count == 1:
+                some = self
+            else:
+                some = self.some(which)
             first = int(which[0])
             factor = reg[which] / reg[first]
             members: dict[str, Any] = {"each": None, "reg": float(reg[first])}
@@ -832,6 +837,13 @@ class BatchProblem(Common):
     def lift(self) -> F64:
         f, g = self.cost_constants
         return np.asarray(f * host(self.masses[0]) + g * host(self.masses[1]))
+
+
+def numbered(keys: list[F64]) -> Any:
+    """Number the different combinations of some keys, (p,) each."""
+    if all((key == key[0]).all() for key in keys):
+        return np.zeros(len(keys[0]), np.int64)
+    return np.ravel(np.unique(np.stack(keys), axis=1, return_inverse=True)[1])
 
 
 def size_of_batch(M: Any, A: Any, B: Any, own: Own | None) -> int:

@@ -125,21 +125,25 @@ class BatchRun:
         on_cpu = self.backend.name == "cpu"
         if on_cpu and (task.several or not task.one_cost):
             return  # the core solves each of them by one thread
-        self.tables = self.empty_tables()
         xp = namespace(task.A)
         for which, some, factor in task.groups(self.backend, not on_cpu):
             if len(which) == 1 and on_cpu:
                 continue
             run = BatchRun(self.backend, some, self.options, self.precision, self.max_passes)
-            if log_v is None:
-                start = None
+            is_whole = len(which) == len(task)
+            if log_v is None or is_whole:
+                start = log_v
             else:
                 start = log_v[xp.asarray(which)]
             run.together(engine, start, bar)
             if run.tables is None:
                 continue
-            for table, values in zip(self.tables, run.tables, strict=True):
-                table[xp.asarray(which), : values.shape[1]] = values
+            if is_whole:
+                self.tables = run.tables
+            else:
+                self.tables = self.tables or self.empty_tables()
+                for table, values in zip(self.tables, run.tables, strict=True):
+                    table[xp.asarray(which), : values.shape[1]] = values
             for name, values in run.ends.items():
                 self.ends[name][which] = values * (factor if name in ("gap", "dual") else 1.0)
             self.n_passes[which], self.status[which], self.how[which] = run.n_passes, run.status, run.how

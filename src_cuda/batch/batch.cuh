@@ -67,6 +67,7 @@ struct Batch {
     const float *M_narrow;             // p x m x n: M less its smallest entry
     const double *points_x, *points_y; // points of all problems, one point after another
     const int64_t *places, *order;     // p x 4: first row, rows, first column, columns; the problems' order
+    const double *factors;             // p: of the costs between points; null: 1
     int64_t dim, narrow, coarse; // coordinates of a point; 1: float32 passes come first; 1: passes only give a start
     double scale, ratio;         // scale of the metric; ratio of this reg to the requested one, which comes next
 };

@@ -67,6 +67,7 @@ FN void open_own(const Batch &S, Shared &all) {
     Batch &own = all.S;
     own = S;
     all.width = S.n;
+    if (S.factors) own.scale *= S.factors[problem];
     if (S.places) { // first row, rows, first column, columns
         const int64_t *at = S.places + 4 * problem;
         own.m = at[1];

@@ -3,8 +3,8 @@
 // x is m x d, one point after another; coordinate k of point j of y lies at k ld + j step.  A block of 16 x 16 threads
 // makes 64 x 64 entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; each entry is summed in
 // their order. With many clouds block row b computes the m x n costs of problem b, between runs of x and y; behind the
-// end of a smaller cloud its last point is repeated. PLAN 1: instead of costs, exp(alpha_i + beta_j - M_ij / reg), with
-// (p x) m and n exponents.
+// end of a smaller cloud its last point is repeated; `factors`, if given, has a factor of the costs of each problem.
+// PLAN 1: instead of costs, exp(alpha_i + beta_j - M_ij / reg), with p x m and p x n exponents and p regs.
 // Options: METRIC (a mapuot_metric), PLAN, STORE 0, COST (type of the coordinates: 0 float64, 1 float32).
 #include "common.cuh"
 #include "common/metric.h"
@@ -29,7 +29,8 @@ FN void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], c
 
 extern "C" __global__ void __launch_bounds__(256)
     point_costs(const cost *x, const cost *y, int64_t step, int64_t ld, int64_t m, int64_t n, int64_t d, double scale,
-                double *out, const int64_t *places, const double *alpha, const double *beta, double inv_reg) {
+                double *out, const int64_t *places, const double *factors, const double *alpha, const double *beta,
+                const double *regs) {
     __shared__ double x_here[DEPTH][SIDE + 1], y_here[DEPTH][SIDE];
     const int64_t across = (n + SIDE - 1) / SIDE, i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;
     const int row = threadIdx.x / 16, col = threadIdx.x % 16;
@@ -45,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(256)
         alpha += blockIdx.y * m;
         beta += blockIdx.y * n;
     }
+    const double factor = factors ? factors[blockIdx.y] : 1, reg = PLAN ? regs[blockIdx.y] : 1;
     for (int64_t k0 = 0; k0 < d; k0 += DEPTH) {
         __syncthreads();
         take(x_here, y_here, x, y, i0, j0, k0, here, there, step, ld, d);
@@ -61,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(256)
         UNROLLED (int e = 0; e < EACH; e++) {
             const int64_t i = i0 + row + 16 * q, j = j0 + col + 16 * e;
             if (i < m && j < n) {
-                const double found = scale * metric_of(METRIC, sum[q][e]);
-                out[i * n + j] = PLAN ? exp(alpha[i] + beta[j] - found * inv_reg) : found;
+                const double found = factor * (scale * metric_of(METRIC, sum[q][e]));
+                out[i * n + j] = PLAN ? exp(alpha[i] + (beta[j] - found / reg)) : found;
             }
         }
 }

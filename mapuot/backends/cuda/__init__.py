@@ -123,12 +123,12 @@ class DeviceBackend(Backend):
         found: tuple[Any, Any] = module_of("arrays").formed(cloud, threads)
         return found
 
-    def range_of_clouds(self, clouds: Any) -> tuple[float, float]:
-        found: tuple[float, float] = module_of("clouds").range_of_clouds(clouds)
+    def ranges_of_clouds(self, clouds: Any) -> F64:
+        found: F64 = module_of("clouds").ranges_of_clouds(clouds)
         return found
 
-    def tables(self, clouds: Any) -> Any:
-        return module_of("arrays").clouds_tables(clouds)
+    def tables(self, clouds: Any, plan: Any = None) -> Any:
+        return module_of("arrays").clouds_tables(clouds, plan)
 
     def slopes(self, task: Any, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
         """Return the derivatives of all problems of a batch, whatever ``which`` names."""

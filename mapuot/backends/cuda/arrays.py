@@ -256,10 +256,14 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, Any]:
     return cp.matmul(left, right), SquareRounding(2.0**-53 * (3 * d + 40), sizes)
 
 
-def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:
+def tables(
+    rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, factors: Any = None,
+    plan: Any = None,
+) -> Any:  # fmt: skip
     """Fill (m, n) costs, or (p, m, n) for many clouds; ``places``, (p, 4): first row, rows, first column, columns.
 
-    ``plan``: (row exponents, column exponents, reg); fill plans instead of costs.
+    ``factors``: (p,) factors of the costs of each problem. ``plan``: row exponents (p, m), column exponents (p, n) and
+    reg of each problem, (p,); fill plans instead of costs.
     """
     m, n = out.shape[-2:]
     grid = (1, *out.shape)[-3]
@@ -267,8 +271,8 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
     sizes = tuple(map(np.int64, (1, columns.shape[1], m, n, len(columns))))
     points = cp.ascontiguousarray(cp.asarray(rows)), columns
     nowhere = np.uint64(0)
-    alpha, beta, reg = plan or (nowhere, nowhere, 1.0)
-    last = np.float64(scale), out, nowhere if places is None else places, alpha, beta, np.float64(1 / reg)
+    own = (nowhere if x is None else x for x in (places, factors))
+    last = np.float64(scale), out, *own, *(plan or (nowhere,) * 3)
     run((-(-m // COSTS) * -(-n // COSTS), grid), (256,), (*points, *sizes, *last))
     return out
 
@@ -281,7 +285,8 @@ def clouds_tables(clouds: Any, plan: Any = None, shape: tuple[int, int] | None =
     metric, scale = clouds.whole.core
     columns = cp.ascontiguousarray(clouds.whole.columns)
     out = cp.empty((len(clouds), *(shape or clouds.shape)))
-    return tables(clouds.whole.rows, columns, metric.number, scale, out, clouds.places_there, plan)
+    factors = None if clouds.factors is None else cp.asarray(clouds.factors)
+    return tables(clouds.whole.rows, columns, metric.number, scale, out, clouds.places_there, factors, plan)
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:

@@ -145,6 +145,7 @@ class DeviceBatch:
     dim = 0  # of points: every pass makes K from them
     started = False  # at a larger reg
     places: Any = None
+    factors: Any = None  # of the costs of each problem
     order: Any = None  # the largest first
     points: tuple[Any, Any] = (None, None)
     narrow: Any = None  # M less its smallest entry, in float32
@@ -184,6 +185,8 @@ class DeviceBatch:
         if made and clouds:
             self.dim = made_of(task) or 0
             self.places = clouds.places_there
+            if self.dim and clouds.factors is not None:
+                self.factors = cp.asarray(clouds.factors)
             if clouds.ragged:
                 self.order = cp.asarray(np.argsort(-clouds.pairs_of_each, kind="stable").astype(np.int64))
         if self.dim:
@@ -290,7 +293,7 @@ class DeviceBatch:
             numbers = {"narrow": options.precision == "float32", "ratio": reg / self.task.reg, "dim": self.dim}
             put(record, {**numbers, "scale": self.task.several.whole.core[1] if self.dim else 1.0})
             put(record, {"points_x": x, "points_y": y, "M_narrow": self.narrow})
-            put(record, {"places": self.places, "order": self.order})
+            put(record, {"places": self.places, "order": self.order, "factors": self.factors})
         return record
 
     def iterate(self, passes: int) -> int:

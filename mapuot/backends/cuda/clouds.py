@@ -3,12 +3,12 @@
 Device side: src_cuda/batch/clouds.cu and point_costs.cu. Twin of the slopes: backends/cpu/core_solve.py.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import cupy as cp
 import numpy as np
 
+from ...penalties import F64
 from ...problem.problem import BatchProblem
 from .arrays import clouds_tables
 from .kernels import kernel
@@ -26,30 +26,18 @@ def launch(function: str, clouds: Any, room: int, *more: Any) -> None:
     run((len(clouds),), (128,), (*arguments, *more), shared_mem=room * whole.dim)
 
 
-def range_of_clouds(clouds: Any) -> tuple[float, float]:
-    """Return bounds on the costs of all problems; raise ValueError if they are not finite."""
+def ranges_of_clouds(clouds: Any) -> F64:
+    """Return bounds on the costs of each problem, (2, p); raise ValueError if they are not finite."""
     metric, scale = clouds.whole.core
-    found = cp.empty((2, len(clouds)))
-    launch("cloud_ranges", clouds, 32, found)
-    least, most = found.get()
-    with np.errstate(over="ignore"):
-        low = scale * least.min() ** metric.degree
-        high = scale * most.max() ** metric.degree
-    if not np.isfinite(high):
-        bad = int(np.argmax(~np.isfinite(scale * most**metric.degree)))
-        raise ValueError(f"x and y must be finite and so near each other that their costs are, problem {bad} is not")
-    return float(low), float(high)
-
-
-def runs_of(task: BatchProblem, step: int) -> Iterator[tuple[slice, float]]:
-    """Divide a batch into runs of at most ``step`` problems with one reg."""
-    regs = np.broadcast_to(task.regs, (len(task),))
-    i0 = 0
-    while i0 < len(task):
-        same = regs[i0 : i0 + step] == regs[i0]
-        i1 = i0 + (len(same) if same.all() else int(np.argmin(same)))
-        yield slice(i0, i1), float(regs[i0])
-        i0 = i1
+    distances = cp.empty((2, len(clouds)))
+    launch("cloud_ranges", clouds, 32, distances)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: F64 = scale * distances.get() ** metric.degree
+    bad = ~np.isfinite(found[1])
+    if bad.any():
+        which = int(bad.argmax())
+        raise ValueError(f"x and y must be finite and so near each other that their costs are, problem {which} is not")
+    return found
 
 
 def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
@@ -64,12 +52,14 @@ def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
     out = [cp.empty((int(count.sum()), d)) if want else None for count, want in zip(counts, wanted, strict=True)]
     where = cp.asarray(np.stack([x for count in counts for x in (np.cumsum(count) - count, count)]))
     step = max(1, CHUNK_BYTES // (8 * task.shape[0] * task.shape[1]))
-    for some, reg in runs_of(task, step):
+    regs = cp.asarray(np.broadcast_to(task.regs, (len(task),)))
+    for i0 in range(0, len(task), step):
+        some = slice(i0, min(i0 + step, len(task)))
         here = clouds.of(some)
         m, n = here.shape
         p = len(here)
         alpha, beta = (cp.ascontiguousarray(x[some, :k]) for x, k in zip(exponents, here.shape, strict=True))
-        P = clouds_tables(here, (alpha, beta, reg))
+        P = clouds_tables(here, (alpha, beta, regs[some]))
         tables = cp.empty((p, m, d + 1)), cp.empty((p, n, d + 1))
         launch("cloud_tables", here, 8, np.int64(m), np.int64(n), *tables)
         run = kernel("clouds.cu", "cloud_slopes", NORM=2, STORE=0)

@@ -59,7 +59,7 @@ def costs_of(m: int, n: int, d: int, dtype: str) -> tuple[Launch, int, int]:
     """Return the launch of `distances` for these sizes, its blocks and their threads."""
     options = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0, "COST": int(dtype == "f")}
     run = kernel("point_costs.cu", "point_costs", **options)
-    nothing = np.uint64(0), np.uint64(0), np.uint64(0), np.float64(0)
+    nothing = (np.uint64(0),) * 5
     words = None, None, *map(np.int64, (d, 1, m, n, d)), np.float64(1), None, *nothing
     return Launch(run, 0, words), -(-m // COSTS) * -(-n // COSTS), 256
 
