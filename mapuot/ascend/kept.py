@@ -27,9 +27,10 @@ from .settings import PAIRS, STAGES
 
 
 class KeptPairs:
-    """Policy of passes over kept pairs: `choose`, `settle` and `conclude` of backends/pairs.py, around runs of passes.
+    """Runs of passes over kept pairs: `choose` the pairs of a run, `settle` its numbers, `conclude` over all pairs.
 
-    Such a run goes on from Newton's steps (`leap` of its workspace).
+    These are steps of the policies in backends/pairs.py, which also says why kept pairs are no such policy. Between the
+    passes of a run, its workspace makes Newton's steps (`leap`).
     """
 
     def __init__(self, run: Run, threads: int | None) -> None:

@@ -7,9 +7,12 @@ A policy has four steps, which a workspace and the loop ask for (ascend/loop.py)
     go_on       after a pass: the log v from which passes go on, where it is not their own next log v
     conclude    complete the numbers of the last pass
 
-`AllPairs` is the policy of most solves, `Truncation` of boxes.py the policy of solves that skip pairs of points. Passes
-over kept pairs read a sparse problem of their own, all of its pairs: `KeptPairs` of ascend/kept.py takes the same four
-steps around runs of passes.
+`AllPairs` is the policy of most solves, `Truncation` of boxes.py the policy of solves that skip pairs of points. Both
+leave the workspace as it is: a new choice changes only the entries of K that its passes read.
+
+Passes over kept pairs have no policy of their own. Each choice of pairs is another sparse problem with another K, other
+vectors and other kernels, hence another workspace, and its passes read all pairs of that problem. So the choice belongs
+outside a run of passes: `KeptPairs` of ascend/kept.py chooses, settles and concludes around whole runs.
 """
 
 from collections.abc import Callable
