@@ -426,8 +426,9 @@ class ReferencePlan(Operator):
         return (self.P.T if turned else self.P) @ X
 
     def own_sums(self) -> tuple[float, F64, F64]:
-        cost = np.where(self.P > 0, self.M, 0.0) * self.P
-        return float(cost.sum()), self.P.sum(1), self.P.sum(0)
+        with np.errstate(over="ignore", invalid="ignore"):  # an unconverged plan may hold inf
+            cost = np.where(self.P > 0, self.M, 0.0) * self.P
+            return float(cost.sum()), self.P.sum(1), self.P.sum(0)
 
 
 class ReferenceBackend(Backend):

@@ -202,3 +202,12 @@ def test_the_dual_value_of_a_tiny_reg_m_is_a_number(backend):
         result = mapuot.solve(M, [0.2, 0.3, 0.5], reg=0.1, reg_m=(1e-300, 1.0), reference=reference, backend=backend)
         assert -INF < result.dual <= result.objective
         assert result.converged
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_cost_beyond_float64(backend):
+    """The cost of a plan of 2e294 at -1e15 each is beyond float64, and NumPy says nothing."""
+    M = [[1e14], [-1e15]]
+    result = mapuot.solve(M, [1e294, 1e294], [2e294], reg=1e11, reg_m=INF, reference="uniform", backend=backend)
+    assert result.cost == -INF
+    assert not result.converged
