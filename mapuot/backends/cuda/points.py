@@ -369,7 +369,7 @@ class PointIterate(Iterate):
     def rough_sums(self, k: int, weights: Any) -> Any:
         """Return K w (k = 0) or K^T w (1) as float32 passes compute it."""
         if self.sides[k].count == 0:  # a rank without rows
-            return weights
+            return vectors.zeros(0)
         narrow = vectors.zeros(self.sides[1 - k].ld, np.float32)
         narrow[: len(weights)] = weights
         return vectors.asarray(joined("sums", self.sum_over(k, narrow)))
