@@ -360,7 +360,8 @@ def value_failures(problem: Any, claim: Claim, best: Any, mine: Measure, storage
             text += f", beyond it {over / scale:.1e} of all terms"
             found.append(Failure(kind, over / loose, f"{text} ({claim.status})"))
     if claim.objective is not None and np.isfinite(claim.objective):
-        loose = rounding + mine.moved(mine.exponent + stored) + problem.cost_rounding * abs(float(mine.plan.sum()))
+        exponent = mine.exponent + stored + problem.cost_rounding / problem.reg
+        loose = rounding + mine.moved(exponent) + problem.cost_rounding * abs(float(mine.plan.sum()))
         off = float(abs(claim.objective - mine.primal))
         if off > loose:
             text = f"objective {claim.objective!r} of a plan whose objective is {mine.primal!r}"
