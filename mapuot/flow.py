@@ -65,7 +65,8 @@ class PendingResult(Tensors):
         self._buffer = torch.empty(self._captured.words, dtype=torch.float64, device=x.device)
         self._pairs = torch.empty((2, x.shape[0]), dtype=torch.int64, device=x.device)
         at = self._buffer.data_ptr()
-        to = self._pairs.data_ptr()
+        first = self._pairs.data_ptr()
+        to = first, first + 8 * x.shape[0]
         seed = seed_of(rng)
         self._pending = self._captured.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
 

@@ -22,7 +22,7 @@ from .arrays import host, namespace
 from .errors import OF_BATCH, for_value, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_array, as_count, as_float, as_pair, as_positive, refuse_two_clouds
-from .route.on_device import pairs_between
+from .route.on_device import draw_between
 from .route.options import options_of_value
 from .synonyms import hinted
 
@@ -209,43 +209,48 @@ def match(
     is_equal = a is None, b is None
     x, y, a, b = (untabled(z, name) for z, name in ((x, "x"), (y, "y"), (a, "a"), (b, "b")))
     x, y = (jax.lax.stop_gradient(as_jax(z)) for z in (x, y))
-    a, b = (equal(len(z), z) if w is None else jax.lax.stop_gradient(as_jax(w)) for w, z in ((a, x), (b, y)))
+    masses = [jax.lax.stop_gradient(as_jax(w)) for w in (a, b) if w is not None]
     size = len(x) if size is None else as_count(size, "size")
     places = jax.random.uniform(key, (2, size), x.dtype)
+    draws_at_once = all(is_equal) and (metric, scale) == ("sqeuclidean", 1.0) and size == len(x)
 
-    def drawn(x: Any, y: Any, a: Any, b: Any, places: Any) -> Any:
+    def both(given: Any) -> Any:
+        """Return the masses of both sides on the host; None stands for equal masses."""
+        left = iter(given)
+        return tuple(None if alike else host(next(left)) for alike in is_equal)
+
+    def drawn(x: Any, y: Any, masses: Any, places: Any) -> Any:
         with renamed(OF_BATCH):
-            cloud = PointCloud(x, y, metric, scale)
-            result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(settings))
+            result = solve_batch(PointCloud(x, y, metric, scale), *both(masses), reg=reg, reg_m=reg_m, **dict(settings))
         return result.pairs_at(places)
 
     def all_drawn(*arrays: Any) -> tuple[Any, ...]:
-        lead, (x, y, a, b) = together(arrays[:4], (2, 2, 1, 1))
-        places = np.asarray(host(arrays[4]), np.float64)
+        ndims = 2, 2, *[1] * len(masses)
+        lead, (x, *rest) = together(arrays[:-1], ndims)
+        places = np.asarray(host(arrays[-1]), np.float64)
         whole = np.broadcast_shapes(lead, places.shape[:-2])
         places = np.broadcast_to(places, (*whole, 2, size))
         if len(x) > 1 and whole != lead:  # keys of an axis that the clouds lack
-            _, (x, y, a, b, places) = together((*arrays[:4], places), (2, 2, 1, 1, 2))
+            _, (x, *rest, places) = together((*arrays[:-1], places), (*ndims, 2))
         at = np.moveaxis(places.reshape(len(x), -1, 2, size), 2, 0).reshape(2, len(x), -1)
-        y, a, b = (z[0] if len(z) == 1 else z for z in (y, a, b))
-        pairs = drawn(x, y, a, b, at)
+        y, *given = (z[0] if len(z) == 1 else z for z in rest)
+        pairs = drawn(x, y, given, at)
         return tuple(z.astype(np.int32).reshape(*whole, size) for z in pairs)
 
-    def drawn_once(x: Any, y: Any, a: Any, b: Any, places: Any) -> tuple[Any, ...]:
+    def drawn_into(pairs: Any, x: Any, y: Any, *given: Any) -> bool:
+        return draws_at_once and draw_between(pairs, x, y, given[-1], reg, reg_m, **dict(settings))
+
+    def drawn_once(x: Any, y: Any, *given: Any) -> tuple[Any, ...]:
+        *masses, places = given
         if namespace(x) is np:
-            pairs = drawn(x[None], y, a, b, np.asarray(places, np.float64)[:, None])
+            pairs = drawn(x[None], y, masses, np.asarray(places, np.float64)[:, None])
             return tuple(z[0].astype(np.int32) for z in pairs)
-        places = places.astype(np.float64)
-        if all(is_equal) and (metric, scale) == ("sqeuclidean", 1.0) and size == len(x):
-            pairs = pairs_between(x, y, places, reg, reg_m, **dict(settings))
-            if pairs is not None:
-                return pairs[0], pairs[1]
-        a, b = (None if alike else host(w) for w, alike in zip((a, b), is_equal, strict=True))
-        result = solve(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(settings))
-        return result.pairs_at(places)
+        cloud = PointCloud(x, y, metric, scale)
+        result = solve(cloud, *both(masses), reg=reg, reg_m=reg_m, **dict(settings))
+        return result.pairs_at(places.astype(np.float64))
 
     kinds = kinds_of(np.int32, (size,), (size,))
-    return tuple(found(drawn_once, all_drawn, kinds, (x, y, a, b, places), settings))
+    return tuple(found(drawn_once, all_drawn, kinds, (x, y, *masses, places), settings, drawn_into))
 
 
 def equal(size: int, like: Any) -> Any:
@@ -314,13 +319,14 @@ def kinds_of(dtype: Any, *shapes: Any) -> tuple[Any, ...]:
     return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
 
 
-def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
+def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any, fills: Any = None) -> Any:
     """Call ``here`` on concrete arrays; of traced arrays let JAX call ``back``, once for all of vmap or for each scale.
 
-    On a GPU both get CuPy arrays.
+    On a GPU both get CuPy arrays. ``fills(answers, *arrays)`` is tried there before ``here``: it writes to the arrays
+    ``answers`` of these ``kinds``, or returns False.
     """
     if not any(isinstance(z, jax.core.Tracer) for z in arrays):
-        return solved_there(here, *arrays)
+        return solved_there(here, kinds, fills, *arrays)
     if dict(options).get("scale_cost"):
         way = "sequential"
     else:
@@ -328,7 +334,10 @@ def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
     ndims = [z.ndim for z in arrays]
 
     def fill(context: Any, places: Any, *buffers: Any) -> None:
-        fill_on_device(here if [z.ndim for z in buffers] == ndims else back, context, places, buffers)
+        if [z.ndim for z in buffers] == ndims:
+            fill_on_device(here, fills, context, places, buffers)
+        else:
+            fill_on_device(back, None, context, places, buffers)
 
     def on_host(*arrays: Any) -> Any:
         return jax.pure_callback(back, kinds, *arrays, vmap_method=way)
@@ -355,14 +364,17 @@ class DeviceStream(NamedTuple):
         return 0, self.context.stream
 
 
-def fill_on_device(solved: Any, context: Any, places: Any, buffers: Any) -> None:
-    """Call ``solved`` on the buffers of a GPU, on JAX's stream, and copy its answers to ``places``."""
+def fill_on_device(solved: Any, fills: Any, context: Any, places: Any, buffers: Any) -> None:
+    """Call ``solved`` on the buffers of a GPU, on JAX's stream, and copy its answers to ``places``, or let it fill."""
     import cupy  # noqa: PLC0415 - only where it is installed
 
     arrays = [cupy.asarray(x) for x in buffers]
+    answers = [cupy.asarray(x) for x in places]
     with arrays[0].device, cupy.cuda.Stream.from_external(DeviceStream(context)):
-        for place, answer in zip(places, solved(*arrays), strict=True):
-            cupy.asarray(place)[...] = cupy.asarray(answer)
+        if fills and fills(answers, *arrays):
+            return
+        for place, answer in zip(answers, solved(*arrays), strict=True):
+            place[...] = cupy.asarray(answer)
 
 
 def refuse(*_: Any) -> Any:
@@ -451,8 +463,11 @@ def repeated(M: Any, count: int, p: int) -> Any:
     return namespace(M).broadcast_to(M, (count // p, p, *M.shape[-2:])).reshape(-1, *M.shape[-2:])
 
 
-def solved_there(solved: Any, *arrays: Any) -> list[Any]:
-    """Call ``solved(*arrays)`` on the memory of concrete arrays; return its answers on the same device."""
+def solved_there(solved: Any, kinds: Any, fills: Any, *arrays: Any) -> list[Any]:
+    """Call ``solved(*arrays)`` on the memory of concrete arrays; return its answers on the same device.
+
+    ``kinds``, ``fills``: see `found`.
+    """
     arrays = tuple(x if hasattr(x, "devices") else jax.device_put(x) for x in arrays)  # constants are NumPy arrays
     device, *more = set().union(*(x.devices() for x in arrays))
     if more or device.platform == "cpu" or find_spec("cupy") is None:
@@ -460,7 +475,12 @@ def solved_there(solved: Any, *arrays: Any) -> list[Any]:
     import cupy  # noqa: PLC0415 - only for arrays on a GPU
 
     with cupy.cuda.Device(device.local_hardware_id):
-        found = [x.copy() for x in solved(*map(cupy.from_dlpack, arrays))]  # views may lack JAX's 16-byte alignment
+        given = [*map(cupy.from_dlpack, arrays)]
+        answers = [cupy.empty(kind.shape, kind.dtype) for kind in kinds] if fills else []
+        if fills and fills(answers, *given):
+            found = answers
+        else:
+            found = [x.copy() for x in solved(*given)]  # views may lack JAX's 16-byte alignment
         cupy.cuda.get_current_stream().synchronize()  # JAX has streams of its own
         return [jnp.from_dlpack(x) for x in found]
 

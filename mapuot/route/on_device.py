@@ -225,29 +225,32 @@ def distances(x: Any, y: Any) -> Any:
     return solver().distances(*map(load("cuda").asarray, (x, y)))
 
 
-def pairs_between(x: Any, y: Any, shares: Any, reg: Any, reg_m: Any, **words: Any) -> Any:
-    """Solve between points (m, d) and (n, d) of equal masses, and draw pairs (2, m), by one graph of the device.
+def draw_between(into: Any, x: Any, y: Any, shares: Any, reg: Any, reg_m: Any, **words: Any) -> bool:
+    """Solve between points (m, d) and (n, d) of equal masses, and draw m pairs, by one graph of the device.
 
-    Return None if the problem needs more than one call. ``shares``: (2, m) in float64, the shares of
-    cumulated mass that name rows and columns; ``words``: options of `solve`.
+    Return False if the problem needs more than one call. ``into``: the int32 rows and columns of the pairs, (m,)
+    each; ``shares``: (2, m) in the type of the points, the shares of cumulated mass that name rows and columns;
+    ``words``: options of `solve`.
     """
-    fits = x.ndim == 2 and x.shape[1:] == y.shape[1:] and x.dtype == y.dtype and x.dtype.char in "fd"
-    if not (fits and all(z.flags.c_contiguous for z in (x, y, shares))):
-        return None
+    fits = x.ndim == 2 and x.shape[1:] == y.shape[1:] and x.dtype == y.dtype == shares.dtype and x.dtype.char in "fd"
+    if not (fits and all(z.flags.c_contiguous for z in (x, y, shares, *into))):
+        return False
     m, d = x.shape
     module = solver()
     here = *module.current(), os.environ.get("MAPUOT_CUDA")
     found = capture(here, m, len(y), d, x.itemsize, {"reg": reg, "reg_m": reg_m, **words})
     if found is None:
-        return None
-    buffer, pairs, on_stream = module.buffers(found.words, m)
-    points, at = (tuple(z.data.ptr for z in table) for table in ((x, y), shares))
-    pending = found.begin(points, buffer.data.ptr, pairs.data.ptr, m, 0, on_stream, at)
-    if not pending.certain:
-        result = found.result(pending, buffer)[0]
-        if result is None or result.status != "converged":
-            return None
-    return pairs
+        return False
+    buffer, on_stream = module.buffer_of(found.words)
+    points, pairs = (tuple(z.data.ptr for z in both) for both in ((x, y), into))
+    at = shares.data.ptr
+    places = at, at + m * shares.itemsize
+    kinds = module.NARROW_PAIRS + module.NARROW_SHARES * (shares.itemsize == 4)
+    pending = found.begin(points, buffer.data.ptr, pairs, m, 0, on_stream, places, kinds)
+    if pending.certain:
+        return True
+    result = found.result(pending, buffer)[0]
+    return result is not None and result.status == "converged"
 
 
 def no_result() -> None:

@@ -299,15 +299,28 @@ FN double uniform(int64_t seed, int64_t k, int which) {
 
 // out_k: in row rows_k - i0, the column where the cumulated mass passes the share at_k; a warp for each k.
 // masses: null, or the masses of all rows: then rows_k becomes the row where they pass the share row_at_k. Without
-// at and row_at the shares are random numbers from the seed.
+// at and row_at the shares are random numbers from the seed. kinds: NARROW_SHARES (row_at and at are float32) and
+// NARROW_PAIRS (rows and out are int32).
+enum { NARROW_SHARES = 1, NARROW_PAIRS = 2 };
+
+FN double share_of(const double *shares, int64_t k, int64_t kinds) {
+    return kinds & NARROW_SHARES ? (double)((const float *)shares)[k] : shares[k];
+}
+
+FN void put_place(int64_t *places, int64_t k, int64_t place, int64_t kinds) {
+    if (kinds & NARROW_PAIRS) ((int32_t *)places)[k] = (int32_t)place;
+    else places[k] = place;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     draw(const __grid_constant__ View V, const double *masses, const double *row_at, const double *at, int64_t seed,
-         int64_t *rows, int64_t i0, int64_t count, int64_t *out) {
+         int64_t *rows, int64_t i0, int64_t count, int64_t *out, int64_t kinds) {
     const int64_t k = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
     if (k >= count) return;
     int64_t i = masses ? 0 : rows[k] - i0;
-    if (masses) i = passed(V.m, row_at ? row_at[k] : uniform(seed, k, 0), [&](int64_t q) { return masses[q]; });
-    const int64_t found = passed(V.n, at ? at[k] : uniform(seed, k, 1), [&](int64_t j) {
+    const double row_share = row_at ? share_of(row_at, k, kinds) : uniform(seed, k, 0);
+    if (masses) i = passed(V.m, row_share, [&](int64_t q) { return masses[q]; });
+    const int64_t found = passed(V.n, at ? share_of(at, k, kinds) : uniform(seed, k, 1), [&](int64_t j) {
         double share = V.c ? (double)V.c[i * V.c_row + j * V.c_col] : 1;
 #if MASKED
         share *= mask_weight(&V.mask, i, j);
@@ -315,8 +328,8 @@ extern "C" __global__ void __launch_bounds__(256)
         return weighed(share, V.alpha[i] + V.beta[j] - (double)V.M[i * V.M_row + j * V.M_col] * V.inv_reg);
     });
     if (threadIdx.x % 32 > 0) return;
-    if (masses) rows[k] = i;
-    out[k] = found;
+    if (masses) put_place(rows, k, i, kinds);
+    put_place(out, k, found, kinds);
 }
 
 // out, 5 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf, and how many entries

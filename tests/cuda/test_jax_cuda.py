@@ -44,8 +44,12 @@ def there(monkeypatch):
     jax.config.update("jax_enable_x64", x64)
 
 
-def through_cupy(solved, *arrays):
-    return [jnp.asarray(np.asarray(x)) for x in solved(*(cp.asarray(np.asarray(z)) for z in arrays))]
+def through_cupy(solved, kinds, fills, *arrays):
+    given = [cp.asarray(np.asarray(z)) for z in arrays]
+    answers = [cp.empty(kind.shape, kind.dtype) for kind in kinds]
+    if not (fills and fills(answers, *given)):
+        answers = solved(*given)
+    return [jnp.asarray(np.asarray(x)) for x in answers]
 
 
 def clouds(count=3, n=40, m=50):
@@ -93,12 +97,18 @@ def test_pairs_are_drawn_on_the_device(reg_m, on_host):
     assert not on_host
 
 
-def test_equal_masses_take_one_graph(monkeypatch):
+@pytest.mark.parametrize("x64", [False, True], ids=["float32", "float64"])
+def test_equal_masses_take_one_graph(monkeypatch, x64):
     """The launches that solve draw the pairs, too; they are the pairs of a tight solve at the same places."""
     monkeypatch.setattr(ours, "solve", None)
+    jax.config.update("jax_enable_x64", x64)
     x, y = (z[0] for z in clouds(1, 60, 50))
+    assert x.dtype == (np.float64 if x64 else np.float32)
     key = jax.random.key(2)
-    found = jax.jit(partial(ours.match, reg=0.5, reg_m=2.0, tol=1e-6))(x, y, key)
+    step = partial(ours.match, reg=0.5, reg_m=2.0, tol=1e-6)
+    found = jax.jit(step)(x, y, key)
+    for mine, other in zip(found, step(x, y, key), strict=True):
+        np.testing.assert_array_equal(mine, other)
     exact = mapuot.solve(mapuot.PointCloud(np.asarray(x), np.asarray(y)), reg=0.5, reg_m=2.0, tol=1e-9, backend="cpu")
     places = np.asarray(jax.random.uniform(key, (2, 60), x.dtype))
     for mine, right in zip(found, exact.pairs_at(places), strict=True):

@@ -42,6 +42,7 @@ FEW_POSTS = 32  # POSTS of state.cuh, if passes keep few differences
 MOST_BUFFERS = 16  # buffers with a graph of their own: an allocator returns few different ones
 LEFT_AFTER = 3  # end a call after 3 times the passes that finding clusters costs: most solves end before
 ALIGNED = 16  # bytes; M must begin at a multiple
+NARROW_SHARES, NARROW_PAIRS = 1, 2  # kinds of stream.cu: places are float32, pairs are int32
 
 
 class DeviceAnswer(NamedTuple):
@@ -76,9 +77,9 @@ def distances(x: Any, y: Any) -> Any:
     return out
 
 
-def buffers(words: int, size: int) -> tuple[Any, Any, int]:
-    """Return the buffer of a solve between points, room for pairs (2, size), and the handle of the stream."""
-    return cp.empty(words), cp.empty((2, size), np.int64), cp.cuda.get_current_stream().ptr
+def buffer_of(words: int) -> tuple[Any, int]:
+    """Return the buffer of a solve between points, and the handle of the stream."""
+    return cp.empty(words), cp.cuda.get_current_stream().ptr
 
 
 def current() -> tuple[int, int]:
@@ -227,7 +228,7 @@ class SolveLaunches:
         self.unchanged = [()] * len(parts)  # launches without words from a call
         self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS)), THREADS
         self.view = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64)
-        words = self.view, None, None, None, None, None, np.int64(0), None, None
+        words = self.view, None, None, None, None, None, np.int64(0), None, None, None
         self.draw = Launch(stream("draw", M, None), 0, words)
         if of.persistent:
             parts.append(self.tell)
@@ -238,23 +239,26 @@ class SolveLaunches:
         self.chain = Chain(*parts)
 
     def draw_words(
-        self, M: int, exponents: int, pairs: int, size: int, seed: int, shares: tuple[int, int] = (0, 0)
+        self, M: int, exponents: int, pairs: tuple[int, int], size: int, seed: int,
+        shares: tuple[int, int] = (0, 0), kinds: int = 0,
     ) -> tuple[int, ...]:  # fmt: skip
         """Return the words that the launch of ``draw`` takes; the row masses lie behind the exponents.
 
-        ``shares``: addresses of the shares of cumulated mass, for rows and columns; without them the seed draws.
+        ``pairs``: addresses of the rows and of the columns; ``shares``: of the shares of cumulated mass, for rows and
+        columns; without them the seed draws. ``kinds``: NARROW_SHARES and NARROW_PAIRS.
         """
         m, n = self.shape
         self.view[2] = M
         self.view[8] = exponents
         self.view[9] = exponents + 8 * m  # View: M, alpha and beta
-        return exponents + 8 * (m + n), *shares, seed, pairs, size, pairs + 8 * size
+        return exponents + 8 * (m + n), *shares, seed, pairs[0], size, pairs[1], kinds
 
     def draw_pairs(self, M: Any, exponents: Any, size: int, seed: int) -> Any:
         """Draw pairs from the plan, (2, size)."""
         pairs = cp.empty((2, size), np.int64)
         with self.lock:
-            given = self.draw_words(M.data.ptr, exponents.data.ptr, pairs.data.ptr, size, seed)
+            to = pairs[0].data.ptr, pairs[1].data.ptr
+            given = self.draw_words(M.data.ptr, exponents.data.ptr, to, size, seed)
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
         return pairs
 
@@ -314,10 +318,12 @@ class SolveLaunches:
                     return solve
 
     def between(
-        self, points: tuple[int, int], buffer: int, pairs: int, size: int, seed: int, on_stream: int,
-        shares: tuple[int, int] = (0, 0),
+        self, points: tuple[int, int], buffer: int, pairs: tuple[int, int], size: int, seed: int, on_stream: int,
+        shares: tuple[int, int] = (0, 0), kinds: int = 0,
     ) -> LaunchedSolve:  # fmt: skip
-        """Launch a solve between points and a draw of pairs from its plan; all but size and seed are addresses.
+        """Launch a solve between points and a draw of pairs from its plan, as `draw_words` says.
+
+        All but size, seed and kinds are addresses.
 
         If an earlier answer used the same buffer, update only the first and the last launch of its graph.
         """
@@ -326,7 +332,7 @@ class SolveLaunches:
         with self.lock:
             self.wait(on_stream)
             costs = (*points, M)
-            draw = self.draw_words(M, exponents, pairs, size, seed, shares)
+            draw = self.draw_words(M, exponents, pairs, size, seed, shares, kinds)
             if buffer in self.buffer_graphs:
                 chain, solve = self.buffer_graphs[buffer]
                 chain(on_stream, costs, draw, step=len(chain.parts) - 1)

@@ -237,7 +237,7 @@ class DeviceOperator(Operator):
         ``given``: the arguments of the kernel from ``masses`` to ``rows``; i0: first row of this block.
         """
         view = view_of(M, c, alpha, self.beta, self.reg)
-        words = np.int64(i0), np.int64(len(found)), found
+        words = np.int64(i0), np.int64(len(found)), found, np.int64(0)
         stream("draw", M, c)((-(-len(found) // 8),), (256,), (view, *given, *words))
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
