@@ -60,6 +60,8 @@ SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
 MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30
 MOST_FACTORS = 600  # of a problem on one path: paths that ended well took 320 at most
 MOST_COARSE_STEPS = 30  # the same at larger regs of a first path
+SLOWEST = 20  # steps in which what columns miss halves, at least: 696 factors for 8 x 11 points ended as these begin
+HOPELESS_MISS = 1.0  # of the mass, at a larger reg: no path leads on from there
 
 
 class Margin(NamedTuple):
@@ -201,7 +203,7 @@ def follow_path(
     """Make steps at regs that halve, for each problem from its level on, where its potentials are.
 
     ``level_miss``: the share of the mass that columns may miss at larger regs. A problem that misses more leaves the
-    path, and its miss is inf, unless the path is followed ``again``.
+    path, and its miss is inf; on a path that is followed ``again``, one that misses more than HOPELESS_MISS.
     """
     level = float(levels.max())
     missed, rounding = np.full((2, len(places)), np.inf)
@@ -220,8 +222,9 @@ def follow_path(
             if level == 1.0:
                 missed[active] = found.missed
                 rounding[active] = found.rounding
-            elif not again:
-                follows[active] = found.missed <= np.maximum(wanted, found.rounding)
+            else:
+                most = np.maximum(wanted, HOPELESS_MISS if again else 0.0)
+                follows[active] = found.missed <= np.maximum(most, found.rounding)
         if level == 1.0 or not follows.any() or factors > MOST_FACTORS * len(places):
             return Descent(missed, rounding, factors)
         lower = max(1.0, level / 2)
@@ -237,11 +240,13 @@ def begin(work: FactoredPlans, places: Any) -> TrialNumbers:
 
 
 def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> Descent:
-    """Make steps until columns miss at most ``allowed`` of the mass, or no step gains."""
+    """Make steps until columns miss at most ``allowed`` of the mass, or no step gains, or SLOWEST gain too little."""
     work.meet_columns(places)
     missed, _, _, rounding, _ = begin(work, places)
     shifts = FIRST_SHIFT * np.where(missed < 1.0, missed, 1.0)  # of the next step
     moves = np.ones(len(places), bool)
+    to_halve = missed.copy()
+    slow = np.zeros(len(places), int)  # steps since the miss has halved
     factors = 0
     for _ in range(most):
         left = np.flatnonzero(moves & ~(missed <= np.maximum(allowed, rounding)))
@@ -251,7 +256,10 @@ def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STE
         step, made = find_step(work, places[left], shifts[left])
         factors += step.factors
         gains, reached = search(work, places[left], step)
-        moves[left] = gains
+        halves = reached.missed <= 0.5 * to_halve[left]
+        to_halve[left[halves]] = reached.missed[halves]
+        slow[left] = np.where(halves, 0, slow[left] + 1)
+        moves[left] = gains & (slow[left] < SLOWEST)
         missed[left[gains]] = reached.missed[gains]
         rounding[left[gains]] = reached.rounding[gains]
         shifts[left] = made * np.where(missed[left] > SLOW * before, SLOW_FALL, SHIFT_FALLS)

@@ -1,5 +1,6 @@
 """Newton's steps with a factor converge where passes stall, give true answers, and use the Hessian."""
 
+import re
 from threading import Event
 
 import numpy as np
@@ -154,6 +155,17 @@ def test_a_group_that_larger_regs_do_not_see_takes_a_second_path():
     assert factors < 300
     assert abs(plan.sum(0) - 1 / 300).sum() < 1e-8
     assert abs(plan.sum(1) - 1 / 300).sum() < 1e-8
+
+
+def test_steps_that_lead_nowhere_end():
+    """Mass 20 more than the columns', which reg_m / reg of 1e13 holds in place: 696 factors once came no nearer."""
+    rng = np.random.default_rng(3)
+    a = rng.integers(1, 5, 8) * 1.0
+    b = rng.dirichlet(np.ones(11)) * a.sum() / 21
+    case = Case(rng.random((8, 11)), a, b, 1e-4, (1.7e9, 3.9e9), ("balanced", "tv"))
+    result = case.solve(max_passes=3000)
+    assert not result.converged
+    assert int(re.search(r"by (\d+) factors", result.how)[1]) < 100
 
 
 @pytest.mark.parametrize("n", [10, 30, 60])
