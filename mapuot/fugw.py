@@ -1,7 +1,7 @@
 """Fused unbalanced Gromov-Wasserstein as an estimator, shaped like fugw's ``FUGW``.
 
-Rows of features are features, and their columns are points, as in fugw: Thual et al. 2022. `mapuot.gromov` solves the
-problem. Arrays of PyTorch, on the CPU or a GPU, are taken, and given back on their device.
+As in fugw (Thual et al. 2022), an array of features has a row for each feature and a column for each point.
+`mapuot.gromov` solves the problem. Tensors of PyTorch may be passed; the answers then are tensors on their device.
 """
 
 from __future__ import annotations

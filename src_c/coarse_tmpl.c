@@ -43,7 +43,7 @@ static void coarse_rows(const mapuot_state *state, pass_fn pass, int thread, int
     }
 }
 
-/* D^1/2 and W of the columns from j0 to j1 */
+/* Compute D^1/2 and W for the columns j0 to j1. */
 static void weigh(const mapuot_coarse *coarse, int64_t np, int64_t j0, int64_t j1) {
     double *r = coarse->part, *root = coarse->root;
     memset(root + j0, 0, (size_t)(j1 - j0) * sizeof(double));

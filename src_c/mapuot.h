@@ -414,7 +414,7 @@ typedef struct {
 void mapuot_log_amounts(const mapuot_marginals *x, const double *log_u, double *room, double *out);
 /* the worth of each marginal. log_s may be NULL */
 void mapuot_worth_of(const mapuot_marginals *x, const double *log_u, const double *log_s, mapuot_worth *out);
-/* out = x + by. by has one number for each of count stretches, or, if cell is not NULL, for each point's cell */
+/* out = x + by. by has one number for each of count ranges of points or, if cell is not NULL, for each point's cell */
 void mapuot_moved(int64_t count, const int64_t *start, const int64_t *cell, const double *by, const double *x,
                   double *out);
 /* For each edge, at the points of its parent as in a message: log u + back + near, translated by `by`, minus up */

@@ -23,10 +23,10 @@
 #include "kernels.h"
 
 #define MOST_W 0.9   /* largest w of a step that certifies */
-#define HOPELESS 2.0 /* with a larger w the equations are not solved to the end */
+#define HOPELESS 2.0 /* with a larger w, end before the equations are solved */
 #define ENOUGH 0.1   /* stop when the residual counts less than this fraction of the error after the step */
-#define SAFETY                                                                                                         \
-    2.0 /* many marginals: safety factor; the error of the residual is divided by the least curvature so far */
+/* many marginals: safety factor, since the error of the residual is divided by the least curvature found so far */
+#define SAFETY 2.0
 #define SINGULAR 1e-14 /* curvature relative to D of a direction that no plan can follow, or of rounding */
 #define LONGEST 1.0    /* largest change of log v by a step that does not certify */
 #define MOST_STEPS 60

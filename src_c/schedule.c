@@ -13,7 +13,7 @@ static const double UNEVEN = 1.05; /* ratio of the slowest worker's time to the 
 static const double LEAST = 3e-6;  /* and seconds above the mean: the cost of fetching data from another core's cache */
 static const double WEIGHT = 0.25; /* weight of the newest pass in the mean; one interrupted pass must not dominate */
 
-/* Would the slowest worker be behind the others on even ranges? */
+/* Return whether the slowest worker would be behind the others if all had equal ranges. */
 static int uneven(const mapuot_share *shares, int threads, int64_t m) {
     double sum = 0.0, slowest = 0.0;
     for (int t = 0; t < threads; t++) {

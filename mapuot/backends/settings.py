@@ -45,10 +45,9 @@ class CoarseSettings(Settings):
     step_work: float = 8  # clusters^2 in points, at most: applying the matrix is then a small part of a pass
     first: int = 2  # passes before the first matrix at a small reg: 1 takes as many passes, 3 to 6 take 2 to 10 % more
     sharp: float = 150.0  # range(M) / reg; up to here plain passes come first, as many as finding clusters costs
-    label_work: int = (
-        3000  # of finding clusters, in entries of K that passes read in this time, a row and a column, ...
-    )
-    call_work: int = 5_000_000  # ... and the fixed cost, in entries of K
+    # time that finding clusters takes, in entries of K that passes read meanwhile: for each row and column, and in all
+    label_work: int = 3000
+    call_work: int = 5_000_000
     every: int = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they save
     look: int = 10  # passes between two checks of the guard
     wait: int = 5  # passes that a dropped correction adds without one, up to most_waits times

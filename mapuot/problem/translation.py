@@ -75,7 +75,7 @@ def translation_of(rows: Side, cols: Side, reg: float, is_product: bool) -> floa
     least = rate_of(rows.rho_range[1], reg, is_product) + rate_of(cols.rho_range[1], reg, is_product)
     t = common_translation(rows.mass, cols.mass, least)
     both_hard = rows.scalar_rho == cols.scalar_rho == math.inf
-    if t == 0.0 and (least > 0 or both_hard):  # mostly: vectors of a device stay there
+    if t == 0.0 and (least > 0 or both_hard):  # the usual case, decided without reading vectors of a device
         return 0.0
     of_sides = [rates(side, reg, is_product) for side in (rows, cols)]
     if any(map(np.ndim, of_sides)):

@@ -168,7 +168,7 @@ class Space:
         return np.where(sizes > 0, sizes, 1.0)
 
     def times(self, Z: Any) -> Any:
-        """Return X Z for a matrix; for points J Z, with Z folded, so that the caller multiplies by phi."""
+        """Return X Z for a matrix; for points J Z, which the caller multiplies by phi: X = phi J phi^T."""
         if self.phi is None:
             return self.matrix @ Z
         return np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])

@@ -72,7 +72,7 @@ FN double gain_of(double marginal, double k, double change, double mass) {
 
 FN double change_of(double next, double before) { return isfinite(before) ? next - before : 0; }
 
-// A block for each row: its plan, scaled to the row's prox
+// Form the plan of one row by one block, scaled so that its sum meets the row's prox.
 extern "C" __global__ void __launch_bounds__(THREADS) meet_rows(const __grid_constant__ Factored F) {
     const Entry E = entry_of(F, blockIdx.x / F.m);
     const int64_t row = E.problem * F.m + blockIdx.x % F.m, first = E.problem * F.n;

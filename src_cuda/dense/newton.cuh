@@ -157,7 +157,7 @@ FN void look_ahead(Finish &F) {
     __syncthreads();
 }
 
-// Newton's step from the last pass, where it is due
+// Make Newton's step from the last pass, if a step is due.
 FN void leap(const State &S, Finish &F, const Half &rows, const Half &cols, Scratch &scratch, uint32_t *counter,
              uint32_t &ended) {
     if (!F.p.leaps) return;

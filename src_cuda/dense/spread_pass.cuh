@@ -55,8 +55,7 @@ FN Letter letter_of(num x, uint32_t step) {
 #endif
 }
 
-// ---- mailboxes: of the products of a row with the strips, in the block of its clerk, and of u of a row, in every
-// block
+// ---- mailboxes: the clerk's block has one for the products of a row with the strips, every block one for u of a row
 
 struct Mail {
     Letter part[MAIL / CLUSTER][R][CLUSTER * GROUPS], scale[MAIL][R];
@@ -83,7 +82,7 @@ FN void send(const Letter &to, const Letter &x, int block) {
     }
 }
 
-// The products of a row with the strips; step % CLUSTER is the block of its clerk
+// Letters with the products of one row and each strip; block step % CLUSTER adds them up for this row.
 FN Letter *part_mail(uint32_t step, int row) { return own_mail().part[step / CLUSTER % (MAIL / CLUSTER)][row]; }
 
 FN Letter &scale_mail(uint32_t step, int row) { return own_mail().scale[step % MAIL][row]; }

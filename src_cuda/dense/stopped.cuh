@@ -1,5 +1,4 @@
-// Is a pass to be skipped? Yes if the solve has ended or, with POINTS 1, if it is the turn of passes in the
-// other precision.
+// Return whether this pass is skipped: the solve has ended or, with POINTS 1, passes in the other precision are due.
 #include "state.cuh"
 
 #pragma option POINTS 0

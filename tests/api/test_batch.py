@@ -262,7 +262,7 @@ def test_a_side_without_mass_moves_nothing(penalty):
     np.testing.assert_allclose(own.objective, batch.objective)
     with pytest.raises(mapuot.InfeasibleError, match=r"problem 1: B\[1\] must be transported"):
         mapuot.solve_batch(M, A, B, reg=0.1, reg_m=(1.0, np.inf))
-    if penalty != "kl":  # mass may be made of nothing there
+    if penalty != "kl":  # with such a penalty a plan may have mass where A has none
         with pytest.raises(ValueError, match="A must be of positive mass"):
             mapuot.solve_batch(M, A, B, reference="uniform", **call)
 

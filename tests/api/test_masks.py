@@ -1,4 +1,4 @@
-"""Seeded random masks keep equal pairs everywhere; answers and certificates are of the masked problem."""
+"""A seeded mask keeps the same pairs in every lane; answers and certificates belong to the masked problem."""
 
 import dataclasses
 from fractions import Fraction

@@ -78,7 +78,7 @@ def test_every_penalty_and_metric(penalty, metric):
 @pytest.mark.parametrize("reg_m", [1.0, (1.0, math.inf)])
 @pytest.mark.parametrize("rows", [slice(130, 390), slice(-260, None), slice(1, None, 2)])
 def test_a_part_of_a_cloud_is_a_cloud(rows, reg_m):
-    """A mask covers the part's own rows: rows of another cloud in front once made the core read elsewhere."""
+    """A part of a cloud is solved like a cloud of its own: the core once read the rows in front of the part."""
     x, y, a, b = clouds(520)
     options = {"reg": 5e-4, "reg_m": reg_m, "tol": 1e-4}
     part = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0)[rows], a[rows], b, **options)

@@ -26,8 +26,8 @@ from .settings import DEVICE_PAIRS
 RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
 PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
 THREADS = 256  # RUN_THREADS of sparse.cuh
-EACH = 8  # mean entries of a row for each thread: AHEAD of sparse.cuh
-LONG = 64  # most entries for each thread: a longer row gets a block
+EACH = 8  # mean entries of a row that one thread adds; equals AHEAD of sparse.cuh
+LONG = 64  # most entries that one thread adds; a longer row gets a block
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 
 
