@@ -16,10 +16,10 @@
 #include "kernels.h"
 #include "vec.h"
 
-#define LEAST_PIVOT                                                                                                    \
-    1e-10 /* share of the diagonal: a cluster that exchanges no mass moves by at most 1e10 of its residual */
-#define LEAST_SHARE                                                                                                    \
-    1e-20 /* of a column in a cluster's mass: products of smaller shares are subnormal float32, which is slow */
+/* share of the diagonal: a cluster that exchanges no mass moves by at most 1e10 of its residual */
+#define LEAST_PIVOT 1e-10
+/* of a column in a cluster's mass: products of smaller shares are subnormal float32, which is slow */
+#define LEAST_SHARE 1e-20
 enum { TOGETHER = 4 }; /* clusters processed at a time */
 
 /* For every cluster of this thread: the pass over its rows, r_I, and the shares of the columns in r_I. */

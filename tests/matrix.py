@@ -442,6 +442,6 @@ def check_entries(result, P, near):
         assert kept.data.sum(dtype=float) >= keep * P.sum(dtype=float) * (1 - 1e-6)
         np.testing.assert_allclose(kept.toarray(), np.where(kept.toarray() > 0, P, 0), **near)
         least = kept.data.min()
-        assert (least * (1 + 1e-5) < P).sum() <= kept.nnz  # none that is larger was left out
+        assert (least * (1 + 1e-5) < P).sum() <= kept.nnz  # no larger entry was left out
         assert P[least * (1 + 1e-5) < P].sum() < keep * P.sum() * (1 + 1e-6)  # the least ones are needed
     assert (P[result.sample(50, seed=0)] > 0).all()

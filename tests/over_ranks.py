@@ -233,7 +233,7 @@ def case_shapes(job):
 
 
 def case_rows_that_one_rank_alone_has(job):
-    """A row and a column may be out of reach, a row have far partners only, and rank 0 no mass or hard rows."""
+    """Hard rows, or no mass, may be on rank 0 only; a row and a column may be out of reach, a row have few partners."""
     case = clouds(33, 21)
     first = own_rows(33, 0, job.ranks.size)[1]
     job.check(case.replace(reg_m=(np.where(np.arange(33) < first, np.inf, 2.0), 1.0)))

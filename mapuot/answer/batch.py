@@ -483,7 +483,7 @@ class BatchResult(Answer, Sequence[Result]):
         return self._drawn(rows, rng.random(rows.shape))
 
     def pairs_at(self, shares: F64) -> tuple[Any, Any]:
-        """Return the pairs at these places in [0, 1), (2, p, size): along the rows' masses, and along each row's.
+        """Return pairs (rows, columns) for ``shares``, (2, p, size), as `Result.pairs_at` does.
 
         Independent uniform numbers draw independent pairs.
         """

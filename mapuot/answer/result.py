@@ -642,8 +642,9 @@ class Result(CertifiedAnswer, Answer):
         return self._pairs(size, rng, method)
 
     def pairs_at(self, shares: F64) -> tuple[Any, Any]:
-        """Return the pairs at these places in [0, 1), (2, size): along the rows' masses, and along each row's.
+        """Return pairs (rows, columns) for ``shares``, (2, size), in [0, 1): of the plan's mass, and of a row's mass.
 
+        The row of a pair is the first up to which the rows have more than this share; likewise its column in the row.
         Independent uniform numbers draw independent pairs.
         """
         self._check_mass()

@@ -552,7 +552,7 @@ class Truncation(AllPairs):
 
 @formula
 def without(log_scale: F64, shift: float, marginal: F64, share: float) -> F64:
-    """Return log scalings less a shift and, where there is mass, the log of a marginal in units of a share."""
+    """Return log scalings less a shift and, where there is mass, less log(marginal / share)."""
     moved = log_scale - shift
     return np.where(marginal > 0, moved - np.log(marginal / share), moved)
 

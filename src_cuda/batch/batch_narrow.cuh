@@ -6,9 +6,8 @@
 #include "batch_build.cuh"
 
 #define RP ((RT + 3) / 4 * 4) // rows of a group, padded to 16 bytes
-#define HALF                                                                                                           \
-    ((20 * RP + 31) / 32 * 32 +                                                                                        \
-     16) // the part that a warp joins for its first 16 lanes; the padding puts the others into other banks
+// the part that a warp joins for its first 16 lanes; the padding puts the others into other banks
+#define HALF ((20 * RP + 31) / 32 * 32 + 16)
 #define JOIN (2 * HALF > 2 * (COLUMNS + 16) ? 2 * HALF : 2 * (COLUMNS + 16))
 #define OLD (ANDERSON_DEPTH - 1)             // differences beside the newest
 #define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // index into a lower triangle, k <= i

@@ -18,8 +18,8 @@
 #define PARTS (GW * CLUSTER)     // partial sums of a row
 #define SLOTS (SPREAD ? 16 : 32) // most tiles in the ring of a group
 #define SHORT 16                 // rows of a separate float32 sum of products
-#define HOLD                                                                                                           \
-    (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60)) // a tile stays in registers for both halves
+// whether a tile stays in registers for both halves
+#define HOLD (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60))
 
 // Room of a block for numbers between the sweep over K and finish_pass: the column sums of all groups but one, if
 // the groups' sums are joined first, or 128 numbers of each warp.

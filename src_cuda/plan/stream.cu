@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // gets the sum of the l-th of 32 runs of places, which all lanes add up; the run where the share is passed is split next.
 template <typename F> FN int64_t passed(int64_t n, double share, F mass) {
     const int lane = threadIdx.x % 32;
-    double left = 0; // mass still to pass, in the remaining places: first, first + 1, ..
+    double left = 0; // the share of the total less the mass before `first`
     int64_t first = 0, count = n;
     for (bool begun = false; !begun || count > 1; begun = true) {
         const int64_t run = count > 32 ? (count + 31) / 32 : 1;

@@ -256,7 +256,7 @@ def test_factors_use_the_threads_asked_for(serial, soon, monkeypatch, using):
 
 
 def test_solves_at_the_same_time_restore_the_threads_once():
-    """The second solve must not take the limit of the first for the threads to restore."""
+    """A second solve that begins during the first must not restore the limit of the first as the number of threads."""
     before = blas_threads()
     with blas.limited(1), blas.limited(2):
         assert blas_threads() == [1] * len(before)
