@@ -2,7 +2,8 @@
 // stored.
 //
 //     s_i = sum_j K_ij w_j,   K_ij = 2^(to_i + from_j - c_ij)  (POINTS_NARROW 1, float32)  or  exp(to_i + from_j - c_ij / reg)
-//                                    (QUICK 1: 2^ of it, to 2e-9 of itself; the factors are the caller's)
+//                                    (QUICK 1: 2^ of it, to 2e-9 of itself, QUICK 2: to 3e-7; the factors are the
+//                                    caller's)
 //
 // The sums are of the rows with w = v, then of the columns with w = u: two evaluations a pass, in sums of their own
 // order. One evaluation for both would have to hold 220 KB of a strip of rows in flight on every multiprocessor. Both
@@ -19,7 +20,7 @@
 // pairs keep no block waiting.
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (needs DIM > 0, and TOPS, KEPT and MASKED 0),
 // KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the
-// logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
+// logarithms and c_ij is -x.y, for QUICK 1 and 2), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
 // point_tiles.cuh), STEPS (not 0: of point_products.cuh), WIDE_CHUNKS (not 0: of
 // point_wide_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask; its rows
 // are the points that get sums).
@@ -63,7 +64,18 @@ typedef floating<!POINTS_NARROW>::type coord;
 #define JOIN(to, x) to += x
 #endif
 
-#if QUICK
+#if QUICK == 2
+// 2^t to 3e-7 of itself by float32's unit: with its product and sum two float64 operations, and 11 by a polynomial. t is
+// rounded to a multiple of 2^-23 (error 4.2e-8), and 2^(1 + fraction) errs by 2^-22 at most (CUDA C++ Programming Guide,
+// exp2f). Powers below 2^-256 are less than 1e-313; from t = 255.9995 on none is a number.
+FN double power_of(double t) {
+    const uint32_t size = (uint32_t)__double2hiint(t);
+    const int part = __double2loint(t + 0x1.8p29); // t / 2^-23
+    const uint32_t p = __float_as_uint(power_of(__uint_as_float((part & 0x7fffff) | 0x3f800000)));
+    const uint32_t high = (p >> 3) + ((uint32_t)(part >> 3) & 0xfff00000u) + ((1023u - 127u - 1u) << 20);
+    return __hiloint2double((int)size >= 0x406fffff ? 0x7ff00000u : size >= 0xc0700000u ? 0 : high, p << 29);
+}
+#elif QUICK
 // 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <=
 // .5
 FN double power_of(double t) {

@@ -60,6 +60,8 @@ MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 WAVES = 8  # most times that the blocks of the parts of a sum may fill the device
 KEPT_WAVES = 32  # the same where pairs are skipped: a box may have 15 times as many pairs as others
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
+ROUGH_ERROR, ROUGH_TOL = 3e-7, 1e-4  # the same by float32's unit
+ROUGH_LEAST = 2.0**-256  # smaller rough powers are 0
 QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
 QUICK_OUT = -(2.0**30)
 ENDS = ("join_rows", "point_columns")  # kernels after the sums over rows and over columns
@@ -67,6 +69,10 @@ MOST_ACROSS = 2**26  # most partial sums, half a GiB, if a symmetric pass makes 
 # Float32 passes follow a float64 pass with an error above WORTH_AGAIN tol, with sums corrected by its sums: a float64
 # pass takes three to four times as long. Each such float64 pass has at most FELL times the error of the one before.
 WORTH_AGAIN, FELL = 2.0, 0.25
+# Where the floor of float32 passes, times NOISY, lies above tol, a float64 pass corrects their sums early: at an error
+# of CORRECT_AT, or of CORRECT_FROM tol. Passes near the floor add their noise; corrected sums err by some thousandth of
+# the error at which they were corrected.
+CORRECT_AT, CORRECT_FROM, NOISY = 1e-3, 1e3, 2.0
 CORRECTED_FLOOR = 0.1  # floor of their errors, in units of the floor of other float32 passes: the noise of their sums
 EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
 
@@ -207,7 +213,7 @@ class Passes(NamedTuple):
     narrow: bool
     form: int  # FORM of points.cuh
     factor: float = 1.0  # factor of the metric in an exponent
-    quick: bool = False  # float64 powers of 2 with an error of QUICK_ERROR
+    quick: int = 0  # QUICK of points.cuh: 1 and 2 for float64 powers of 2 with errors of QUICK_ERROR and ROUGH_ERROR
     squares: tuple[Any, Any] = 0.0, 0.0  # squares of the points, to subtract from the logarithms of the sides
     tops: bool = False  # find the largest exponents instead of sums
 
@@ -235,7 +241,7 @@ class PointIterate(Iterate):
         """Do nothing yet: the kernels depend on the points."""
 
     def job(
-        self, d: int, narrow: bool, form: int, lists: Any = None, quick: bool = False, tops: bool = False
+        self, d: int, narrow: bool, form: int, lists: Any = None, quick: int = 0, tops: bool = False
     ) -> Job:  # fmt: skip
         """Return the job of sums in ``d`` dimensions; ``lists``: lists of DeviceBoxes, None for all pairs."""
         kept = lists is not None
@@ -244,7 +250,7 @@ class PointIterate(Iterate):
             warp = lists[0][-1]  # a box, of at most 64 points
         else:
             warp = most
-        more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
+        more = {"KEPT": int(kept), "QUICK": quick, "MASKED": self.masked, "SPLIT": most // warp}
         if self.products and narrow and form == FORMS["products"]:
             more["STEPS"] = -(-d // STEP)
         elif self.takes_wide_products(d) and form == EXPANDED:
@@ -401,8 +407,8 @@ class PointWorkspace(DeviceWorkspace):
         else:
             expansion = math.inf
         self.expands = self.quick and expansion <= QUICK_ERROR
-        self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
-        self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
+        self.rounding = 0.0  # of exponents: relative error of an entry, infinite where no powers may be quick
+        self.expansion = expansion if self.expands else 0.0
         if options.precision != "float64":
             self.size = narrow_points.fitting(problem)
         else:
@@ -410,6 +416,11 @@ class PointWorkspace(DeviceWorkspace):
         # may float32 passes follow a float64 pass, with sums corrected by its sums?
         many = problem.ranks.max(problem.size) >= DEVICE_LAUNCHES.least_corrected
         self.may_correct = many and options.tol > 0 and skip is None and not options.symmetric
+        logarithmic = problem.rows.logarithmic and problem.cols.logarithmic
+        # no value is asked for, and only the certificate of passes rests on their sums
+        self.may_be_rough = skip is None and options.tol_gap < 0 and logarithmic and not problem.misses
+        # the first float64 pass corrects float32 passes, and need not certify
+        self.corrects_first = self.may_be_rough and self.may_correct and self.size is not None
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
         self.coarse.wanted = False  # a labelled pass needs a stored K
@@ -449,13 +460,13 @@ class PointWorkspace(DeviceWorkspace):
         """List the kernels of passes over all pairs: the float32, float64 and balancing kernels."""
         d = self.cloud.dim
         exact = self.cloud.core[0].number
-        quick = self.quick_error > 0
         few, form = narrow_points.form_of(self.cloud)
         if self.size is None:
             jobs = []
         else:
             jobs = [self.launch.job(few, True, form)]
-        jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
+        for quick in {self.powers, self.last_powers}:
+            jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
         if not self.tiled:
             jobs.append(self.launch.job(d, False, exact, tops=True))
         return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options))]
@@ -465,14 +476,34 @@ class PointWorkspace(DeviceWorkspace):
         if narrow and self.narrow and self.narrow_points:
             return Passes(self.narrow, True, self.narrow_points.form)
         metric, scale = self.cloud.core
-        quick = self.quick_error > 0
+        quick = self.powers
         if quick and self.expands:
-            return Passes(self.products, False, EXPANDED, quick=True, squares=self.squares)
+            return Passes(self.products, False, EXPANDED, quick=quick, squares=self.squares)
         if quick:
             unit = narrow_points.LOG2_E
         else:
             unit = 1.0
         return Passes(self.wide, False, metric.number, scale / self.problem.reg * unit, quick)
+
+    @property
+    def last_powers(self) -> int:
+        """Return QUICK of points.cuh for float64 passes that certify."""
+        if not self.quick or math.isinf(self.rounding):
+            return 0
+        return 1 + (self.may_be_rough and self.options.tol >= ROUGH_TOL)
+
+    @property
+    def powers(self) -> int:
+        """Return QUICK of points.cuh for float64 passes now."""
+        return 2 if self.corrects_first and self.last_powers else self.last_powers
+
+    @property
+    def exact_limits(self) -> dict[str, float]:
+        """Return the limits of float64 passes: the relative error of an entry, and the least entry."""
+        error = (0.0, QUICK_ERROR, ROUGH_ERROR)[self.powers]
+        if self.powers:
+            error += self.expansion + self.rounding
+        return {"storage_error": error, "flush": ROUGH_LEAST if self.powers == 2 else float(np.finfo(np.float64).tiny)}
 
     @property
     def tops(self) -> Passes:
@@ -535,7 +566,7 @@ class PointWorkspace(DeviceWorkspace):
         if self.narrow and self.may_correct:
             self.spare = self.narrow
         self.narrow = None
-        put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
+        put(self.state["limits"], self.exact_limits)
         self.launch.set_passes(self.passes_of(False), lists)
 
     def correct_sums(self) -> None:
@@ -552,13 +583,20 @@ class PointWorkspace(DeviceWorkspace):
         r, log_v, e = map(vectors.asarray, (self.answers["r"], self.potentials()[1], self.absorbed[0]))
         v = np.exp(log_v + float(self.progress["shift"]) - e)
         exact = r / u, vectors.asarray(joined("sums", launch.parts_in_out(1)))
+        self.corrects_first = False
         put(self.progress, {"narrow": 1, "floor_error": 0, "floor_passes": 0})
         self.send_report()
         launch.set_passes(Passes(self.spare, True, self.narrow_points.form), None)
         pairs = zip(exact, (v[:n], u), strict=True)
         launch.ratios = tuple(ratio_of(known, launch.rough_sums(k, w)) for k, (known, w) in enumerate(pairs))
         floor = CORRECTED_FLOOR * self.floor
-        put(self.state["limits"], {"storage_error": self.quick_error, "narrow_floor": floor, "flush": 2.0**-126})
+        put(self.state["limits"], self.exact_limits | {"narrow_floor": floor, "flush": 2.0**-126})
+
+    def stay_in_float64(self) -> None:
+        """Make no float32 passes from here on."""
+        self.spare = None
+        self.corrects_first = False
+        self.choose()
 
     def take_mask(self, pairs: Truncation) -> None:
         assert pairs.problem.cost is self.cloud
@@ -599,20 +637,20 @@ class PointWorkspace(DeviceWorkspace):
             self.choose()
             return alpha, beta
         if found and self.narrow_points:
-            put(self.state["limits"], self.narrow_points.limits(self.floor, self.policy))
+            limits = self.narrow_points.limits(self.floor, self.policy)
+            tol = self.options.tol
+            if self.may_correct and tol < NOISY * limits["narrow_floor"]:
+                limits["narrow_floor"] = max(limits["narrow_floor"], min(CORRECT_AT, CORRECT_FROM * tol))
+            put(self.state["limits"], limits)
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.progress["exponent_error"] = error
         if self.spare:  # the sums of another K would need other corrections
-            self.spare = None
             self.progress["narrow"] = 0
-            self.choose()
-        was = self.quick_error
-        if self.quick and error <= QUICK_MOST:
-            self.quick_error = self.powers_error + error
-        else:
-            self.quick_error = 0.0
+            self.stay_in_float64()
+        was = self.powers
+        self.rounding = error if error <= QUICK_MOST else math.inf
         wide = self.passes_of(False)
         for side, log, square in zip(wide.sides, (alpha, beta), wide.squares, strict=True):
             if wide.quick:
@@ -620,10 +658,10 @@ class PointWorkspace(DeviceWorkspace):
             else:
                 power = log
             side.set(power, QUICK_OUT if wide.quick else -np.inf)
-        if not self.narrow and wide.quick != (was > 0):
+        if not self.narrow and wide.quick != was:
             self.choose()
         elif not self.narrow:
-            self.state["limits"]["storage_error"] = self.quick_error
+            put(self.state["limits"], self.exact_limits)
         if self.narrow and self.narrow_points:
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
@@ -675,10 +713,13 @@ class PointWorkspace(DeviceWorkspace):
         elif self.spare and found and not was_narrow:
             last = found[-1]
             if not last.error <= FELL * self.corrected_at:
-                self.spare = None
-            elif last.status == "running" and not last.rejected and last.error > WORTH_AGAIN * self.options.tol:
-                self.corrected_at = last.error
-                self.correct_sums()
+                self.stay_in_float64()
+            elif last.status == "running" and not last.rejected:
+                if last.error > WORTH_AGAIN * self.options.tol:
+                    self.corrected_at = last.error
+                    self.correct_sums()
+                elif self.corrects_first:
+                    self.stay_in_float64()
         return found
 
     def close(self) -> None:

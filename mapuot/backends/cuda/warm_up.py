@@ -51,7 +51,8 @@ PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12
 def point_jobs(d: int, depth: int, wide: bool) -> list[Job]:
     """List float32, float64 and balancing kernels of squared distances, over all, half or kept pairs."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
-    kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
+    kinds = [("float32", FORMS["squares" if few else "products"], {})]
+    kinds += [("float64", EXPANDED, {"QUICK": quick}) for quick in (1, 2)]
     if few:
         variants = [{}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)]
         tops = "float64", number, {"TOPS": 1}
@@ -60,6 +61,8 @@ def point_jobs(d: int, depth: int, wide: bool) -> list[Job]:
         tops = "float32", FORMS["products"], {"TOPS": 1}
     for variant in variants:
         for dtype, form, more in [*kinds, *([] if "HALVED" in variant else [tops])]:
+            if "KEPT" in variant and more.get("QUICK") == 2:
+                continue
             narrow, part = dtype == "float32", variant if few else {"DEPTH": depth_of(d, dtype)}
             if narrow and not few:
                 part = {"STEPS": -(-d // STEP)}
