@@ -101,11 +101,11 @@ FN void add_entries(const float (&sum)[2][4], float2 w, float (&acc)[2][2]) {
 
 template <bool TURNED>
 FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const uint4 *from, const float *from_log,
-                      const float *weight, double *out, int64_t count, int64_t others, int64_t from_ld,
+                      const float *weight, double *out, int64_t count, int64_t others, int64_t from_ld, int every,
                       Stage (&stage)[2], Ends (&ends)[2]) {
     const int lane = threadIdx.x % 32, part = lane % 4;
     const int64_t i0 = (int64_t)blockIdx.x * TO_TILE + threadIdx.x / 32 * WARP_TO;
-    const int64_t tiles = (others + FROM_TILE - 1) / FROM_TILE;
+    const int64_t tiles = ((others + FROM_TILE - 1) / FROM_TILE + every - 1) / every;
     const int first = (int)(tiles * blockIdx.y / gridDim.y), end = (int)(tiles * (blockIdx.y + 1) / gridDim.y);
     const int stages = AT_ONCE ? 1 : CHUNKS; // of a tile
     float own[2][2], acc[2][2];
@@ -119,7 +119,7 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
         }
         UNROLLED (int c = 0; AT_ONCE && c < CHUNKS; c++) mine[c][m].take(to + (c * to_ld + i0 + 16 * m) * UNITS);
     }
-    if (first < end) bring_tile(stage[0], ends[first % 2], from, from_log, weight, from_ld, others, first, 0);
+    if (first < end) bring_tile(stage[0], ends[first % 2], from, from_log, weight, from_ld, others, first * every, 0);
     float sum[AT_ONCE ? 1 : OCTETS][2][4];
     for (int tile = first, turn = 0; tile < end; tile++) {
         for (int chunk = 0; chunk < stages; chunk++, turn ^= 1) {
@@ -128,7 +128,7 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
             __syncthreads(); // this stage is here, and the one before is read
             if (!last || tile + 1 < end)
                 bring_tile(stage[turn ^ 1], ends[(tile + last) % 2], from, from_log, weight, from_ld, others,
-                           tile + last, last ? 0 : chunk + 1);
+                           (tile + last) * every, last ? 0 : chunk + 1);
             const Stage &here = stage[turn];
             const Ends &known = ends[tile % 2];
             if (!AT_ONCE)
@@ -176,15 +176,18 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
 }
 
 // turned: 0 for the sums over rows, 1 for the sums over columns. Points, and logarithms, have room for whole tiles.
+// every: TOPS: of so many tiles of points summed over one counts.
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     product_sums(const __grid_constant__ State S, int parity, const uint4 *to, int64_t to_ld, const float *to_log,
                  const uint4 *from, const float *from_log, const float *weight, double *out, int64_t count,
-                 int64_t others, int64_t turned, double, const int64_t *, const int *, const int *, int64_t from_ld,
-                 const __grid_constant__ mapuot_mask) {
+                 int64_t others, int64_t turned, double every, const int64_t *, const int *, const int *,
+                 int64_t from_ld, const __grid_constant__ mapuot_mask) {
     __shared__ Stage stage[2];
     __shared__ Ends ends[2];
     if (!TOPS && stopped(S, parity)) return;
+    const int step = TOPS ? (int)every : 1;
     if (turned)
-        sums_of_block<true>(to, to_ld, to_log, from, from_log, weight, out, count, others, from_ld, stage, ends);
-    else sums_of_block<false>(to, to_ld, to_log, from, from_log, weight, out, count, others, from_ld, stage, ends);
+        sums_of_block<true>(to, to_ld, to_log, from, from_log, weight, out, count, others, from_ld, step, stage, ends);
+    else
+        sums_of_block<false>(to, to_ld, to_log, from, from_log, weight, out, count, others, from_ld, step, stage, ends);
 }

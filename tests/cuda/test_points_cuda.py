@@ -525,6 +525,26 @@ def test_products_on_tensor_cores_balance_nearly(metric):
     assert split is not None
 
 
+@pytest.mark.parametrize("far", [0.0, 9.0])
+def test_some_columns_balance_rows(using, far):
+    """K has no entry above 1, and one of 1 in each row and column, though rows see one tile; far: unless v is large."""
+    using(DEVICE_LAUNCHES, least_tops=40)
+    x, y, a, b = clouds(45, 330, 9)
+    a[7], b[50] = 0.0, 0.0
+    x[5:9] += far  # near columns that no row sees
+    y[200:210] += far
+    workspace = begun(mapuot.PointCloud(x, y, form=None), a, b)
+    rows = []
+    spy = workspace.launch.tops
+    workspace.launch.tops = lambda k, *words: rows.append((k, workspace.launch.factor)) or spy(k, *words)
+    log = np.where(b > 0, np.linspace(-1, 1, len(b)), -np.inf)
+    alpha, beta = workspace.balance(a == 0, log)
+    assert rows == [(0, 8.0), (1, 1.0), (0, 1.0), (1, 1.0)][: 4 if far else 2]
+    K = alpha[a > 0, None] + beta[b > 0] - np.asarray(workspace.problem.cost.cloud)[a > 0][:, b > 0] / 0.05
+    for axis in (0, 1):
+        np.testing.assert_allclose(K.max(axis), 0.0, atol=1e-2)
+
+
 def test_coordinates_beyond_float16_take_no_tensor_cores(using):
     using(NARROW, most_error=np.inf)
     x, y, a, b = clouds(45, 70, 9)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cupy as cp
 import numpy as np
 
-from ...arrays import PAD, formula, host, namespace, squares
+from ...arrays import PAD, formula, host, largest, namespace, squares
 from ...cached import cached_property
 from ...contract import Options, Stats
 from ...penalties import F64
@@ -74,6 +74,9 @@ WORTH_AGAIN, FELL = 2.0, 0.25
 # the error at which they were corrected.
 CORRECT_AT, CORRECT_FROM, NOISY = 1e-3, 1e3, 2.0
 CORRECTED_FLOOR = 0.1  # floor of their errors, in units of the floor of other float32 passes: the noise of their sums
+# Rows find their scalings from one of at most MOST_APART tiles of columns. If v then exceeds e^MOST_TOP, all columns
+# count: a cluster may lie in none of these tiles.
+MOST_APART, MOST_TOP = 8, 20.0
 EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
 
 
@@ -607,7 +610,9 @@ class PointWorkspace(DeviceWorkspace):
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Balance K by the kernels of a pass, over the kept pairs if some are skipped.
 
-        Products on tensor cores find scalings in float32, so that the largest entries are near 1.
+        Products on tensor cores find scalings in float32, so that the largest entries are near 1. Rows then look for
+        their largest entry among some columns only. Every row still has an entry of 1, at such a column j: beta_j is
+        log v_j there, as alpha_i <= M_ij / reg - log v_j for all i.
         """
         unit, own_x, own_y = 1.0, 0.0, 0.0  # a power is unit times the logarithm, less the own term of the point
         passes = self.tops
@@ -619,9 +624,19 @@ class PointWorkspace(DeviceWorkspace):
             return super().balance(out_u, plan_v)
         x = vectors.asarray(plan_v)
         ranks = self.problem.ranks
-        self.launch.set_passes(passes, self.kept_lists)
-        alpha = (self.launch.tops(0, unit * x - own_y, out_u, -np.inf) + own_x) / unit
-        beta = (self.launch.tops(1, unit * alpha - own_x, plan_v == -np.inf, np.inf) + own_y) / unit
+        launch = self.launch
+        launch.set_passes(passes, self.kept_lists)
+        some = 1
+        if passes.narrow:
+            some = max(1, min(MOST_APART, x.size // DEVICE_LAUNCHES.least_tops))
+        for apart in sorted({some, 1}, reverse=True):
+            launch.factor = apart * passes.factor
+            alpha = (launch.tops(0, unit * x - own_y, out_u, -np.inf) + own_x) / unit
+            launch.factor = passes.factor
+            beta = (launch.tops(1, unit * alpha - own_x, plan_v == -np.inf, np.inf) + own_y) / unit
+            with np.errstate(invalid="ignore"):
+                if apart == 1 or ranks.max(largest(np.where(np.isfinite(x), x - beta, 0.0))) <= MOST_TOP:
+                    break
         self.choose()
         if namespace(plan_v) is np:
             return (alpha.get(), -ranks.max(-beta.get()))
