@@ -200,14 +200,43 @@ def sizes(problem: Problem) -> list[float]:
 
 
 def product_error(problem: Problem) -> float:
-    """Bound the relative error of entries if float64 passes expand squares, without the errors of log u and log v.
+    """Bound the relative error of entries if float64 passes expand costs into products of coordinates.
 
-    Let c be the largest cost / reg and u = 2^-53. The centre is a mean of some y, so |x| <= sqrt(c), |y| <= 2 sqrt(c).
-    In units of u c: coordinates err by 3 u sqrt(c) and 6 u sqrt(c), which adds 18; the factor and its root add 2; d
-    products of size 4 c add 4 d; the squares, of size c and 4 c, add 5 d. The squares are subtracted from log u and
-    log v, and the three terms added: this adds three times 5.
+    The errors of log u and log v are counted elsewhere. The bound is inf for costs that are no such products.
+
+    Squared distances: let c be the largest cost / reg and u = 2^-53. The centre is a mean of some y, so |x| <= sqrt(c),
+    |y| <= 2 sqrt(c). In units of u c: coordinates err by 3 u sqrt(c) and 6 u sqrt(c), which adds 18; the factor and its
+    root add 2; d products of size 4 c add 4 d; the squares, of size c and 4 c, add 5 d. The squares are subtracted from
+    log u and log v, and the three terms added: this adds three times 5.
+
+    Inner products: let c be the sum of the largest sizes of all terms in `addends` and <x, y - q>. Coordinates and
+    factors err by 12 u of a product's size at most. The d products are added to log u + log v less the own terms, a sum
+    of at most 2 c beside the exponent: this adds 2 d. <x, q> adds d + 6, and the differences and sums of own terms 8.
     """
-    return float(2.0**-53 * (9 * problem.cost.cloud.dim + 40) * problem.M_max / problem.reg)
+    cloud = problem.cost.cloud
+    metric, scale = cloud.core
+    unit = 2.0**-53 / problem.reg
+    if metric.square:
+        return float(unit * (9 * cloud.dim + 40) * problem.M_max)
+    if not metric.product:
+        return math.inf
+    xp = namespace(*(cloud.here or (problem.rows.weight,)))
+    rows, columns = cloud.coordinates(xp)
+    apart = cloud.apart
+    y = columns[:, : cloud.shape[1]]
+    centre = origin(cloud, xp)
+    far = longest(rows[:, apart:].T)
+    terms = far * (longest(y[apart:] - centre) + longest(centre))
+    if apart:
+        terms += longest(rows[:, :1].T) + longest(y[1:2])
+    return float(unit * (3 * cloud.dim + 40) * scale * problem.ranks.max(terms))
+
+
+def longest(points: Any) -> float:
+    """Return the largest length of points (d, m)."""
+    if points.shape[1] == 0:  # a rank without rows
+        return 0.0
+    return math.sqrt(float(squares(points).max()))
 
 
 def fitting(problem: Problem) -> float | None:

@@ -1,13 +1,13 @@
-// The float64 sums of points.cuh for expanded squares, on the tensor cores of sm_90 and later.
+// The float64 sums of points.cuh for products of coordinates, on the tensor cores of sm_90 and later.
 //
 // A warp has 16 points; its lanes hold their coordinates. It sums over FROM_TILE other points at a time. The next ones
 // are copied into shared memory while the previous ones are in use. An instruction adds 16 coordinates of 16 x 8 pairs
 // to the sums of the logarithms. The rows' and the columns' sums add the same products in the same order, so that both have the same bits
 // of K_ij.
-// Option: WIDE_CHUNKS (of 16 coordinates, up to 4; 0: points.cuh or point_tiles.cuh makes these sums).
+// Option: WIDE_CHUNKS (of 16 coordinates, up to 8; 0: points.cuh or point_tiles.cuh makes these sums).
 #define PIECE 16
 #define TO_TILE (8 * 16)
-#define FROM_TILE (WIDE_CHUNKS <= 2 ? 64 : 32)
+#define FROM_TILE (WIDE_CHUNKS <= 2 ? 64 : WIDE_CHUNKS <= 4 ? 32 : 16) // two tiles in 48 KB
 #define LINE_OF (FROM_TILE + 4) // numbers of a coordinate: no bank serves two lanes
 
 // Copy 16 bytes from global to shared memory; they are visible to all after all_here and a barrier
@@ -39,8 +39,10 @@ struct alignas(16) Stage {
 FN void bring_tile(Stage &here, const double *from, const double *log, const double *weight, int64_t ld, int64_t others,
                    int tile) {
     const int64_t j0 = (int64_t)tile * FROM_TILE, j = j0 + threadIdx.x;
-    UNROLLED (int q = 0; q < WIDE_CHUNKS * PIECE * FROM_TILE / 512; q++) {
+    constexpr int pairs = WIDE_CHUNKS * PIECE * FROM_TILE / 2;
+    UNROLLED (int q = 0; q < (pairs + 255) / 256; q++) {
         const int at = threadIdx.x + 256 * q, k = at / (FROM_TILE / 2), two = at % (FROM_TILE / 2) * 2;
+        if (pairs % 256 && at >= pairs) break;
         bring(&here.point[k][two], from + k * ld + j0 + two);
     }
     if (threadIdx.x >= FROM_TILE) return;

@@ -131,6 +131,9 @@ CASES = {
     "rough float64 products": (
         "portable.cu", points(0, -1, 0, QUICK=2, WIDE_CHUNKS=4), {"wide_product_sums": (128, 48)},
     ),
+    "float64 products of many pieces": (
+        "portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=8), {"wide_product_sums": (255, 0)},
+    ),
     "products of many pieces": ("portable.cu", points(1, 1, 0, STEPS=8), {"product_sums": (255, 0)}),
     "products of more pieces": ("portable.cu", points(1, 1, 0, STEPS=9), {"product_sums": (128, 64)}),
     "half of the pairs": (

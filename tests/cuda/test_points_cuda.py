@@ -489,17 +489,24 @@ def test_products_on_tensor_cores_are_those_of_float64(metric, d):
         np.testing.assert_allclose(launch.sum_over(k, weights).sum(0).get(), of @ w, rtol=1e-4, atol=1e-30)
 
 
-@pytest.mark.parametrize(("d", "tol"), [(20, 1e-6), (60, 1e-6), (20, 1e-3)], ids=["20", "60", "rough"])
-def test_float64_products_on_tensor_cores_have_quick_powers(monkeypatch, d, tol):
-    """Sums over rows and columns by tiles of 64 and of 32 points."""
+@pytest.mark.parametrize(
+    ("metric", "d", "tol"),
+    [
+        ("sqeuclidean", 20, 1e-6), ("sqeuclidean", 60, 1e-6), ("sqeuclidean", 20, 1e-3), ("inner", 60, 1e-6),
+        ("inner", 99, 1e-6),
+    ],
+)  # fmt: skip
+def test_float64_products_on_tensor_cores_have_quick_powers(monkeypatch, metric, d, tol):
+    """Sums over rows and columns by tiles of 64, of 32 and of 16 points; addends are in no product."""
     monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(45, 100, d)
     a[3], b[40:70] = 0.0, 0.0
-    cloud = mapuot.PointCloud(x, y, scale=1 / d, truncate=None, form=None)
+    addends = (np.linspace(-3.0, 5.0, 45), np.linspace(7.0, 2.0, 100)) if metric == "inner" else None
+    cloud = mapuot.PointCloud(x, y, metric, scale=1 / d, truncate=None, form=None, addends=addends)
     workspace = begun(cloud, a, b, reg_m=1.0, tol=tol)
     launch = workspace.launch
     assert launch.sums == "wide_product_sums"
-    log = (side.log[:k].get() + own for side, own, k in zip(launch.sides, workspace.squares, (45, 100), strict=True))
+    log = (side.log[:k].get() + own for side, own, k in zip(launch.sides, workspace.own, (45, 100), strict=True))
     rows, cols = log
     K = np.exp2(rows[:, None] + cols - np.asarray(cloud) * LOG2_E / 0.05)
     w = np.random.default_rng(2).random(100)

@@ -54,7 +54,7 @@ DEPTH = {"float32": 16, "float64": 8}
 PIECE, STEP, PRODUCT_TO, PRODUCT_FROM = 32, 16, 256, 64
 PRODUCTS = 80  # least compute capability of its instructions
 # point_wide_products.cuh: coordinates of a chunk, most chunks, and the least compute capability
-WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 4, 90
+WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 8, 90
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 WAVES = 8  # most times that the blocks of the parts of a sum may fill the device
@@ -77,7 +77,7 @@ CORRECTED_FLOOR = 0.1  # floor of their errors, in units of the floor of other f
 # Rows find their scalings from one of at most MOST_APART tiles of columns. If v then exceeds e^MOST_TOP, all columns
 # count: a cluster may lie in none of these tiles.
 MOST_APART, MOST_TOP = 8, 20.0
-EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
+EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes have only products of coordinates left
 
 
 @formula
@@ -103,9 +103,9 @@ def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
 def multiplies(problem: Problem) -> bool:
     """Tell whether float64 passes over all pairs may multiply coordinates on tensor cores."""
     cloud = problem.cost.cloud
-    able = device_limits(cp.cuda.Device().id)[0] >= WIDE_PRODUCTS and cloud.dim <= WIDE_CHUNKS * WIDE_PIECE
-    squares = cloud.core[0].square and not (cloud.bits or problem.masked)
-    return able and squares and narrow_points.product_error(problem) <= QUICK_ERROR
+    d = cloud.dim - cloud.apart
+    able = device_limits(cp.cuda.Device().id)[0] >= WIDE_PRODUCTS and d <= WIDE_CHUNKS * WIDE_PIECE
+    return able and not (cloud.bits or problem.masked) and narrow_points.product_error(problem) <= QUICK_ERROR
 
 
 def stores_kernel(problem: Problem, options: Options) -> bool:
@@ -217,7 +217,7 @@ class Passes(NamedTuple):
     form: int  # FORM of points.cuh
     factor: float = 1.0  # factor of the metric in an exponent
     quick: int = 0  # QUICK of points.cuh: 1 and 2 for float64 powers of 2 with errors of QUICK_ERROR and ROUGH_ERROR
-    squares: tuple[Any, Any] = 0.0, 0.0  # squares of the points, to subtract from the logarithms of the sides
+    own: tuple[Any, Any] = 0.0, 0.0  # terms of costs that depend on one point, to subtract from the logarithms
     tops: bool = False  # find the largest exponents instead of sums
 
 
@@ -266,7 +266,7 @@ class PointIterate(Iterate):
         return sums_job(self.kl, self.anderson_depth, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
 
     def takes_wide_products(self, d: int) -> bool:
-        """Tell whether float64 passes that expand squares in ``d`` dimensions multiply on tensor cores."""
+        """Tell whether float64 passes over products of ``d`` coordinates multiply on tensor cores."""
         able = device_limits(cp.cuda.Device().id)[0] >= WIDE_PRODUCTS
         return self.tiled and able and d <= WIDE_CHUNKS * WIDE_PIECE
 
@@ -396,7 +396,7 @@ class PointWorkspace(DeviceWorkspace):
     split: tuple[SplitSide, SplitSide] | None = None  # points in float16 pieces
     spare: tuple[PackedSide, PackedSide] | None = None  # points for float32 passes that may follow float64 ones
     corrected_at = math.inf  # error of the float64 pass whose sums corrected float32 passes last
-    squares: Any
+    own: Any  # of `Passes`
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
         if not isinstance(problem.unmasked, str):
@@ -405,11 +405,8 @@ class PointWorkspace(DeviceWorkspace):
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
         self.cloud, self.narrow_points = problem.cost.cloud, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL and not self.cloud.bits  # finite
-        if self.cloud.core[0].square:
-            expansion = narrow_points.product_error(problem)
-        else:
-            expansion = math.inf
-        self.expands = self.quick and expansion <= QUICK_ERROR
+        expansion = narrow_points.product_error(problem)
+        self.expands = self.quick and expansion <= QUICK_ERROR  # are all but products of coordinates in the logarithms?
         self.rounding = 0.0  # of exponents: relative error of an entry, infinite where no powers may be quick
         self.expansion = expansion if self.expands else 0.0
         if options.precision != "float64":
@@ -442,7 +439,7 @@ class PointWorkspace(DeviceWorkspace):
         together(needed)
 
     def place(self) -> None:
-        """Lay out the points for float32 passes, and for float64 passes that expand squares."""
+        """Lay out the points for float32 passes, and for float64 passes that expand costs into products."""
         cloud, reg, weight = self.cloud, self.problem.reg, self.problem.rows.weight
         if self.size is None and not self.expands:
             return
@@ -451,13 +448,18 @@ class PointWorkspace(DeviceWorkspace):
             self.narrow_points = narrow_points.NarrowPoints(self.problem, self.size, (x, y))
             self.narrow = self.narrow_sides(x, y, 1.0 + narrow_points.expands_squares(cloud))
         if self.expands:
-            found = squares(x.T), squares(y[:, : cloud.shape[1]])
-            if namespace(weight) is np:
-                self.squares = tuple(map(host, found))
+            factor = 1.0
+            if cloud.core[0].product:
+                found = narrow_points.addends(cloud, reg, cp)
             else:
-                self.squares = found
-            depth = WIDE_PIECE * self.launch.takes_wide_products(cloud.dim)
-            self.products = self.sides(x, y, factor=2.0, depth=depth)
+                found = squares(x.T), squares(y[:, : cloud.shape[1]])
+                factor = 2.0
+            if namespace(weight) is np:
+                self.own = tuple(map(host, found))
+            else:
+                self.own = found
+            depth = WIDE_PIECE * self.launch.takes_wide_products(cloud.dim - cloud.apart)
+            self.products = self.sides(x, y, factor=factor, depth=depth)
 
     def needed(self) -> list[Job]:
         """List the kernels of passes over all pairs: the float32, float64 and balancing kernels."""
@@ -469,19 +471,20 @@ class PointWorkspace(DeviceWorkspace):
         else:
             jobs = [self.launch.job(few, True, form)]
         for quick in {self.powers, self.last_powers}:
-            jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
+            expands = quick and self.expands
+            jobs.append(self.launch.job(few if expands else d, False, EXPANDED if expands else exact, quick=quick))
         if not self.tiled:
             jobs.append(self.launch.job(d, False, exact, tops=True))
         return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options))]
 
     def passes_of(self, narrow: bool) -> Passes:
-        """Return the passes of a precision; float64 passes use quick powers and expand squares if the error allows."""
+        """Return the passes of a precision; float64 passes use quick powers and expand costs if the error allows."""
         if narrow and self.narrow and self.narrow_points:
             return Passes(self.narrow, True, self.narrow_points.form)
         metric, scale = self.cloud.core
         quick = self.powers
         if quick and self.expands:
-            return Passes(self.products, False, EXPANDED, quick=quick, squares=self.squares)
+            return Passes(self.products, False, EXPANDED, quick=quick, own=self.own)
         if quick:
             unit = narrow_points.LOG2_E
         else:
@@ -667,9 +670,9 @@ class PointWorkspace(DeviceWorkspace):
         was = self.powers
         self.rounding = error if error <= QUICK_MOST else math.inf
         wide = self.passes_of(False)
-        for side, log, square in zip(wide.sides, (alpha, beta), wide.squares, strict=True):
+        for side, log, own in zip(wide.sides, (alpha, beta), wide.own, strict=True):
             if wide.quick:
-                power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT)
+                power = np.maximum(narrow_points.LOG2_E * log - own, QUICK_OUT)
             else:
                 power = log
             side.set(power, QUICK_OUT if wide.quick else -np.inf)
