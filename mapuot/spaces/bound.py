@@ -6,10 +6,10 @@ For squared distances between points x and y, centred, with the mass w on each s
     C(G)_ij = -alpha (4 w |x_i|^2 |y_j|^2 + 16 x_i^T G y_j) + (1 - alpha) F_ij,
 
 since -8 |G_P|^2 = min_G 8 |G|^2 - 16 <G, G_P> for G_P = sum_ij P_ij x_i y_j^T. V is a minimum of affine functions of G.
-Hence it is concave: an affine function below V at the corners of a box lies below V within the box. The dual values of
-`solve` are certified lower bounds of V at the corners. Boxes of G are split, the box with the least bound first, until
-the bound is close to the value of a plan, or the solves are used up. In three dimensions a box has 2^9 corners: 12
-points have a gap of 48 % after 1,920 solves and of 26 % after 4,032, where 437 reach 1 % in the plane.
+Hence it is concave, and within a simplex it lies above the affine function through lower bounds of V at the corners,
+such as the certified dual values of `solve`. Simplices that cover all G_P are halved, the simplex with the least bound
+first, until the bound is close to the value of a plan, or the solves are used up. Each half needs one more solve at
+most. The edge to halve is the edge whose middle raises the bound most, if V is quadratic.
 
 Source: branch and bound over G after Ryner, Kronqvist, Karlsson: Globally solving the Gromov-Wasserstein problem for
 point clouds in low dimensional Euclidean spaces, 2023.
@@ -35,12 +35,21 @@ from .settings import SPACES
 from .steps import FirstPlan, GromovResult, Limits, best_of, descend
 from .task import Plan, Task
 
-MOST_COORDINATES = 4  # of G: a box has 2^4 corners, and a bound of 1 % takes some thousand solves
+MOST_COORDINATES = 4  # of G: 4! simplices with 2^4 corners cover a box, and a bound of 1 % takes some hundred solves
 MOST_SOLVES = 10_000
 CORNER_TOL = 1e-2  # tol of a solve; its dual value, which counts, is closer by orders of magnitude
 TOGETHER = 1 << 23  # entries of the costs of the corners that are solved in one batch
+MOST_TOGETHER = 16  # corners of a batch: of more, some would not be needed
 UNITS = 1 << 40  # corners are integers in units of the first box's width over this
 ROUNDING = 1e-12  # of the terms of a bound
+
+
+LEAST_WEIGHT = 1e-3  # of an edge: edges far from the least point become shorter, too
+LEAST_BEND = 1e-6  # of V along an edge, over the square of its length
+MOST_MOVES, PRECISE = 200, 1e-6  # in the search for the least point of a simplex; its relative error
+
+Place = tuple[int, ...]  # integer coordinates of a corner
+Simplex = tuple[Place, ...]
 
 
 class Corner(NamedTuple):
@@ -48,6 +57,7 @@ class Corner(NamedTuple):
 
     G: F64
     least: float  # certified lower bound of V(G)
+    slope: F64  # of V at G
     reached: float  # the objective of the plan, less the constant k
     logs: tuple[F64, F64]
 
@@ -77,25 +87,31 @@ class GlobalBound:
         self.base = None
         if task.F is not None or task.X.count * task.Y.count <= SPACES.corner_entries:
             self.base = share * task.feature_costs() - fixed[0] @ fixed[1].T
-        self.corners: dict[tuple[int, ...], Corner] = {}
+        self.corners: dict[Place, Corner] = {}
 
     def run(self, value: float, rtol: float) -> float:
         """Return a lower bound of the objective, at most rtol below ``value`` if MOST_SOLVES are enough."""
         order = itertools.count()
-        whole = (0,) * len(self.reach), (UNITS,) * len(self.reach)
-        self.solve(self.corners_of(whole))
-        heap = [(self.bound(whole), next(order), whole)]
-        together = max(1, self.count_together // 2 ** (len(self.reach) - 1))
-        while heap[0][0] < value - rtol * abs(value) and len(self.corners) < MOST_SOLVES:
-            parts: list[Any] = []
-            while heap and len(parts) < 2 * together and heap[0][0] < value - rtol * abs(value):
-                parts += self.split(heapq.heappop(heap)[2])
-            self.solve([at for box in parts for at in self.corners_of(box)])
-            for box in parts:
-                heapq.heappush(heap, (self.bound(box), next(order), box))
+        heap: list[tuple[float, int, Simplex, Simplex]] = []
+        parts = first_simplices(len(self.reach))
+        while True:
+            self.solve([at for part in parts for at in part])
+            for part in parts:
+                bound, edge = self.bound(part)
+                heapq.heappush(heap, (bound, next(order), part, edge))
             reached = self.constant + self.best.reached
             value = min(value, reached + CORNER_TOL * abs(reached))  # rough plans may miss the marginals
-        return heap[0][0]
+            enough = value - rtol * abs(value)
+            if heap[0][0] >= enough or len(self.corners) >= MOST_SOLVES:
+                return heap[0][0]
+            parts = []
+            new: set[Place] = set()
+            while heap and heap[0][0] < enough and len(new) < min(self.count_together, MOST_TOGETHER):
+                _, _, simplex, edge = heapq.heappop(heap)
+                middle = middle_of(*edge)
+                if middle not in self.corners:
+                    new.add(middle)
+                parts += [tuple(middle if at == end else at for at in simplex) for end in edge]
 
     @property
     def best(self) -> Corner:
@@ -141,26 +157,14 @@ class GlobalBound:
     def matrix_at(self, at: Any) -> F64:
         return self.reach * (2.0 * np.asarray(at, np.float64) / UNITS - 1.0)
 
-    @staticmethod
-    def corners_of(box: Any) -> list[tuple[int, ...]]:
-        return list(itertools.product(*zip(*box, strict=True)))
-
-    def split(self, box: Any) -> list[Any]:
-        """Return the halves of a box across its widest side."""
-        low, high = box
-        widths = self.reach * (np.array(high) - np.array(low))
-        k = int(np.argmax(widths))
-        middle = (low[k] + high[k]) // 2
-        return [(low, (*high[:k], middle, *high[k + 1 :])), ((*low[:k], middle, *low[k + 1 :]), high)]
-
-    def solve(self, wanted: list[tuple[int, ...]]) -> None:
+    def solve(self, wanted: list[Place]) -> None:
         """Solve the problems of new corners, each from the answer of the nearest corner that is known."""
         new = [at for at in dict.fromkeys(wanted) if at not in self.corners]
         step = self.count_together
         for k in range(0, len(new), step):
             self.solve_some(new[k : k + step])
 
-    def solve_some(self, new: list[tuple[int, ...]]) -> None:
+    def solve_some(self, new: list[Place]) -> None:
         alpha = self.task.alpha
         G = np.array([self.matrix_at(at) for at in new])
         starts = []
@@ -172,7 +176,8 @@ class GlobalBound:
             moments = (self.x.T @ found.apply(self.y)).ravel()
             reached = found.objective + 16 * alpha * float(own @ moments) - 8 * alpha * float(moments @ moments)
             size = abs(found.dual) + self.largest_cost(own) * self.mass
-            self.corners[at] = Corner(own, found.dual - ROUNDING * size, reached, found.own_logs)
+            least = found.dual - ROUNDING * size
+            self.corners[at] = Corner(own, least, -16 * alpha * moments, reached, found.own_logs)
 
     def largest_cost(self, G: F64) -> float:
         """Bound the terms that add up to an entry of C(G)."""
@@ -184,21 +189,65 @@ class GlobalBound:
             terms.append(self.task.F)
         return largest + sum(float(np.abs(z).max()) for z in terms)
 
-    def bound(self, box: Any) -> float:
-        """Return a lower bound of F within a box: 8 alpha |G|^2 plus an affine function below V at its corners."""
-        ends = self.matrix_at(box[0]), self.matrix_at(box[1])
-        corners = [self.corners[at] for at in self.corners_of(box)]
+    def bound(self, simplex: Simplex) -> tuple[float, Simplex]:
+        """Return a lower bound of F within a simplex, and the edge to halve."""
+        corners = [self.corners[at] for at in simplex]
         G = np.array([corner.G for corner in corners])
         V = np.array([corner.least for corner in corners])
-        middle = 0.5 * (ends[0] + ends[1])
-        slope = ((G - middle) * V[:, None]).sum(0) / ((G - middle) ** 2).sum(0)  # least squares at the corners
-        best = -math.inf
-        for s in (slope, 0.0 * slope):
-            level = float((V - G @ s).min())
-            curve = 8 * self.task.alpha
-            inner = np.clip(-s / (2 * curve), *ends)
-            best = max(best, level + float((curve * inner**2 + s * inner).sum()))
-        return self.constant + best - ROUNDING * (abs(self.constant) + abs(best))
+        slopes = np.array([corner.slope for corner in corners])
+        bound, shares = least_within(G, V, 8 * self.task.alpha)
+        bound += self.constant
+        apart = G - G[:, None]
+        bends = np.einsum("ijk,ijk->ij", slopes[:, None] - slopes, apart)  # 8 V(middle) - 4 (V_i + V_j) if quadratic
+        bends = np.maximum(bends, LEAST_BEND * (apart**2).sum(-1))
+        weights = (np.outer(shares, shares) + LEAST_WEIGHT) * bends
+        i, j = divmod(int(np.argmax(weights)), len(weights))
+        if i == j:  # all corners have the same G
+            i, j = 0, -1
+        return bound - ROUNDING * (abs(self.constant) + abs(bound)), (simplex[i], simplex[j])
+
+
+def first_simplices(d: int) -> list[Simplex]:
+    """Return d! simplices that cover the box of all G: paths along its edges from one end to the other (Kuhn)."""
+    found = []
+    for axes in itertools.permutations(range(d)):
+        path = [(0,) * d]
+        for axis in axes:
+            path.append((*path[-1][:axis], UNITS, *path[-1][axis + 1 :]))
+        found.append(tuple(path))
+    return found
+
+
+def middle_of(one: Place, other: Place) -> Place:
+    return tuple((i + j) // 2 for i, j in zip(one, other, strict=True))
+
+
+def least_within(G: F64, V: F64, curve: float) -> tuple[float, F64]:
+    """Bound curve |x|^2 + sum_k p_k V_k from below, for points x = sum_k p_k G_k with shares p; return shares, too.
+
+    Pairwise Frank-Wolfe steps move the shares to the least point. Each step has a bound by the tangent at its point g,
+    curve |x|^2 >= 2 curve <g, x> - curve |g|^2, and the best of these bounds is returned.
+    """
+    shares = np.zeros(len(V))
+    shares[int(np.argmin(V + curve * (G**2).sum(1)))] = 1.0
+    best = -math.inf
+    for _ in range(MOST_MOVES):
+        g = shares @ G
+        tangent = V + 2 * curve * G @ g
+        low = int(np.argmin(tangent))
+        best = max(best, float(tangent[low] - curve * g @ g))
+        value = float(shares @ V + curve * g @ g)
+        if value - best <= PRECISE * abs(value):
+            break
+        high = int(np.argmax(np.where(shares > 0, tangent, -np.inf)))
+        bend = 2 * curve * float(((G[high] - G[low]) ** 2).sum())
+        fall = float(tangent[high] - tangent[low])
+        moved = shares[high]
+        if fall < bend * moved:
+            moved = fall / bend
+        shares[low] += moved
+        shares[high] -= moved
+    return best, shares
 
 
 def bounded(task: Task, best: GromovResult, bound_tol: float, limits: Limits, options: dict[str, Any]) -> GromovResult:
