@@ -18,9 +18,10 @@ from ..problem.scale import scale_of
 from ..problem.validate import as_positive
 from ..spaces.bound import bounded
 from ..spaces.distances import prepare, spaces_of
+from ..spaces.starts import best_answer
 from ..spaces.steps import GromovResult, Limits
-from ..spaces.task import Task, as_features
-from ..spaces.true import best_answer
+from ..spaces.task import as_features
+from ..spaces.true import assess, task_of
 from ..status import Words, not_converged, warn_not_converged
 from ..synonyms import hinted
 
@@ -88,10 +89,9 @@ def gromov(
         For "euclidean" and "geodesic", in (0, 2].
     landmarks : int
         For "euclidean" and "geodesic" between more than 2000 points: number of points with distances to all others.
-        They give ``landmarks - 1`` coordinates and approximate distances. First steps have these distances. For
-        "euclidean" the last steps correct them by products of the true distances, which form a block at a time;
-        ``value_error`` of the answer bounds the error that remains in its value. Up to 2000 points, or beside
-        "precomputed", all distances are formed.
+        They give ``landmarks - 1`` coordinates and approximate distances. For "euclidean" each step corrects them by
+        products of the true distances, which form a block at a time; ``value_error`` of the answer bounds the error
+        that remains in its value. Up to 2000 points, or beside "precomputed", all distances are formed.
     features : pair of (m, k) and (n, k) arrays, or (m, n) array, optional
         Features that both spaces share: points (F is their squared distances), or the costs F.
     alpha : float
@@ -100,9 +100,10 @@ def gromov(
         Where to start. "independent": a b^T, and then the settled plan, tilted, since it may be a saddle. "axes": both
         clouds are aligned by their principal axes; the best of up to 8 directions of the axes after 5 steps is kept.
         "rows": points with similar sorted distances to all others are partners, with noise. "noise": a b^T with noise,
-        the same in every call. "coarse": the best answer between 500 points of each space, drawn by mass. A plan is
-        itself the start. For points, "auto" tries "independent" and "axes" up to 1000 points, and takes "coarse" above.
-        For distances it tries "independent", "rows" and, up to 1000 points, "noise".
+        the same in every call. "coarse": the best answer between some points of each space, drawn by mass: a fourth of
+        them, and 500 at least. It starts in the same way between still fewer points. A plan is itself the start. For
+        points, "auto" tries "independent" and "axes" up to 1000 points, and takes "coarse" above. For distances it
+        tries "independent", "rows" and, up to 1000 points, "noise".
     max_iter, tol : int, float
         At most this many steps; stop when a step changes the plan by at most this share of its mass. ``steps`` of the
         answer has the changes.
@@ -112,7 +113,7 @@ def gromov(
     bound_tol : float, optional
         Bound the global minimum from below, until ``lower_bound`` of the answer is within this share of its value: by
         branch and bound, which also starts again from better plans that it meets. For balanced sides and points with
-        two coordinates each (or one and up to four). 1 % takes some thousand solves.
+        two coordinates each (or one and up to four). 1 % takes some hundred solves.
 
     Returns
     -------
@@ -164,15 +165,17 @@ def gromov(
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     is_joint = validate.as_choice(reg_mode, "reg_mode", ("joint", "independent")) == "joint"
-    task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha, is_joint)
+    task = task_of(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha, is_joint)
     scale = 1.0
     if scale_cost is not None:
         scale = scale_of([task.usual_cost()], scale_cost, masses=[(np.asarray(host(a)), np.asarray(host(b)))])
-        task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha, is_joint)
+        task = task_of(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha, is_joint)
     task.check_settles(tol, max_iter)
     inner_tol = as_positive(inner_tol, "inner_tol")
     limits = Limits(max_iter, tol, inner_tol)
     best = best_answer(task, init, limits, options)
+    if not (task.X.distances is None and task.Y.distances is None):
+        assess(best)
     if bound_tol is not None:
         best = bounded(task, best, as_positive(bound_tol, "bound_tol"), limits, options)
     best.scale_cost = scale

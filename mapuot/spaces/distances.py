@@ -129,7 +129,7 @@ class Space:
         return max(0.0, own - 2 * cross + true) + ROUNDING * (own + 2 * abs(cross) + true), true
 
     def restrict(self, chosen: Any) -> Space:
-        """Return the space of the chosen points; their coordinates are not centred again."""
+        """Return the space of the chosen points; their coordinates are not computed again."""
         one = object.__new__(Space)
         one.count = len(chosen)
         one.has_points = self.has_points
@@ -137,6 +137,8 @@ class Space:
             one.phi = self.phi[chosen]
         else:
             one.matrix = self.matrix[chosen][:, chosen]
+        if self.is_bounded:
+            one.distances = self.distances.restrict(chosen)
         return one
 
     def rows(self, i0: int, i1: int) -> F64:

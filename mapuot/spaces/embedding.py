@@ -15,6 +15,7 @@ pivoted Cholesky, 2024; Epperly, Tropp, Webber: Embrace rejection, 2024.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,13 @@ class PointDistances:
         self.x = np.where((w > 0)[:, None], centred(self.points, w), 0.0)
         with np.errstate(over="ignore"):
             self.squares = (self.x**2).sum(1)
+
+    def restrict(self, chosen: Any) -> PointDistances:
+        """Return the distances between the chosen points."""
+        one = copy.copy(self)
+        one.points, one.x, one.squares = self.points[chosen], self.x[chosen], self.squares[chosen]
+        one.count = len(chosen)
+        return one
 
     def column(self, k: int) -> F64:
         distances: F64 = self.rows(k, k + 1)[0]

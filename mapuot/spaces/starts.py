@@ -15,7 +15,7 @@ from ..problem import validate
 from ..problem.clouds import PointCloud
 from .distances import Space
 from .settings import SPACES
-from .steps import LOOSE, FirstPlan, Limits, best_of, descend
+from .steps import LOOSE, FirstPlan, GromovResult, Limits, best_of, descend
 from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"
@@ -25,6 +25,11 @@ SIGNS = 8  # most combinations of directions of the axes that are tried
 LEVELS = 64  # number of quantiles of a row of distances
 NOISE = 0.3  # standard deviation of the logarithm of a noisy plan's entries
 BLOCK = 1 << 22  # distances that one block of rows has
+
+
+def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) -> GromovResult:
+    """Take steps from each start, and return the best answer."""
+    return best_of([descend(task, start, limits, options) for start in starts(task, init, options)])
 
 
 def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
@@ -64,20 +69,22 @@ def usual(task: Task) -> list[str]:
 
 
 def between_some(task: Task, options: dict[str, Any]) -> FirstPlan:
-    """Solve between some of the points; return the best plan, lifted to all points, and its answer."""
+    """Solve between some of the points; return the best plan, lifted to all points, and its answer.
+
+    The problem between these points starts in the same way, between fewer points, until they are few.
+    """
     rows, a = drawn(task.a)
     cols, b = drawn(task.b)
-    part = task.restrict((rows, a), (cols, b))
-    best = best_of([descend(part, start, COARSE, options) for start in starts(part, "auto", options)])
+    best = best_answer(task.restrict((rows, a), (cols, b)), "auto", COARSE, options)
     return FirstPlan(task.lifted(best._plan, rows, cols), best)
 
 
 def drawn(mass: F64) -> tuple[Any, F64]:
-    """Draw some points (`SPACES.start_points`) by their masses, with a fixed seed; return their indices and masses."""
+    """Draw some points by their masses, with a fixed seed; return their indices and masses."""
     order = np.random.default_rng(0).permutation(len(mass))
     ends = np.cumsum(mass[order])
     total = float(mass.sum())
-    most = SPACES.start_points
+    most = max(SPACES.start_points, len(mass) // SPACES.fewer)
     if len(mass) <= most:
         return np.flatnonzero(mass), mass[mass > 0]
     at = np.searchsorted(ends, (np.arange(most) + 0.5) / most * ends[-1])

@@ -126,8 +126,8 @@ class GromovResult(Result):
         Whether the plan is nearly the product of its marginals (``sharpness`` below .05). Such a plan matches no
         points: reg is too large, or every start has ended near a saddle.
     coarse : GromovResult or None
-        The answer between some of the points, if this answer starts from it; its ``values`` are the final objectives of
-        the starts of that smaller problem.
+        The answer between some of the points, if this answer starts from it. It may have a ``coarse`` of its own; the
+        ``values`` of the smallest problem are the final objectives of its starts.
 
     See Also
     --------

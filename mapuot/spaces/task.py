@@ -32,6 +32,7 @@ from ..problem.scale import scale_of
 from ..problem.sparse import is_sparse
 from ..problem.validate import EVEN
 from .distances import HUGE, ONES, Space
+from .settings import SPACES
 
 ROUNDING = 2.0**-50  # relative rounding of the terms of a value
 STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of proximal steps in median costs: first, factor a step, least
@@ -194,7 +195,14 @@ class Task:
             features = None
         X = self.X.restrict(i)
         Y = self.Y.restrict(j)
-        return Task(X, Y, a, b, self.reg, self.rho, features, self.alpha, self.is_joint)
+        return type(self)(X, Y, a, b, self.reg, self.rho, features, self.alpha, self.is_joint)
+
+    def between(self, X: Space, Y: Space) -> Task:
+        """Return the same problem with other coordinates of the same points."""
+        features = self.F
+        if features is None and self.f.size:
+            features = self.f, self.g
+        return type(self)(X, Y, self.a, self.b, self.reg, self.rho, features, self.alpha, self.is_joint)
 
     def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
         moved = self.Y.times(self.X.times(cross).T).T
@@ -516,7 +524,10 @@ class StepCost(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.sqrt(size[1] / size[0])
         factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
-        return PointCloud(left * factor, right / factor, "inner", addends=(self.r, self.c))
+        form: Any = "auto"
+        if len(left) * len(right) > SPACES.most_formed:
+            form = None
+        return PointCloud(left * factor, right / factor, "inner", form=form, addends=(self.r, self.c))
 
 
 def as_features(value: Any, m: int, n: int) -> Any:

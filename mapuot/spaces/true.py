@@ -21,11 +21,9 @@ import numpy as np
 
 from ..penalties import F64
 from .distances import Space
-from .starts import starts
-from .steps import FirstPlan, GromovResult, Limits, best_of, descend
+from .steps import GromovResult
 from .task import Plan, Task
 
-FIRST_TOL = 1e-2  # of steps with approximate distances, if steps with true ones follow
 FINER = 8  # factor of the number of landmarks for the value, whose error falls faster than their number rises
 
 
@@ -69,6 +67,19 @@ class TrueTask(Task):
             moved[m:] = X.times(Y.distances.times(cross[m:]).T).T
         return Plan(r, s, true_square_means(X, r), true_square_means(Y, s), cross, moved, features, *terms)
 
+    def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
+        places = []
+        if self.X.is_bounded:
+            places.append(rows)
+        if self.Y.is_bounded:
+            places.append(self.rows_of_x + cols)
+        r = np.zeros(self.X.count)
+        s = np.zeros(self.Y.count)
+        cross = np.zeros((self.rows_of_x + self.Y.is_bounded * self.Y.count, plan.cross.shape[1]))
+        r[rows], s[cols] = plan.r, plan.s
+        cross[np.concatenate(places)] = plan.cross
+        return self.plan_of_moments(r, s, cross, plan.features, *plan[-3:])
+
     def factors(self, plan: Plan) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
         X, Y = self.X, self.Y
         m = self.rows_of_x
@@ -92,30 +103,12 @@ class TrueTask(Task):
         return np.asarray(folded / rows / cols).ravel()
 
 
-def of_task(task: Task, X: Space, Y: Space) -> TrueTask:
-    """Return the same problem with true distances, computed from the spaces X and Y."""
-    features = task.F
-    if features is None and task.f.size:
-        features = task.f, task.g
-    return TrueTask(X, Y, task.a, task.b, task.reg, task.rho, features, task.alpha, task.is_joint)
-
-
-def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) -> GromovResult:
-    """Return the best answer from the starts, and improve it by steps with true distances if they were approximate."""
-    is_rough = task.X.is_bounded or task.Y.is_bounded
-    first = limits
-    if is_rough:
-        first = limits._replace(tol=max(limits.tol, FIRST_TOL), inner_tol=max(limits.inner_tol, FIRST_TOL))
-    best = best_of([descend(task, start, first, options) for start in starts(task, init, options)])
-    if is_rough:
-        finer = of_task(task, task.X, task.Y)
-        start = finer.fitted(finer.answer(best))
-        values, coarse = best.values, best.coarse
-        best = descend(finer, FirstPlan(start), limits, options)
-        best.values, best.coarse = values, coarse
-    if not (task.X.distances is None and task.Y.distances is None):
-        assess(best)
-    return best
+def task_of(*problem: Any) -> Task:
+    """Return the `Task` of both spaces and the arguments that follow; a `TrueTask` if distances are approximate."""
+    X, Y, *_ = problem
+    if X.is_bounded or Y.is_bounded:
+        return TrueTask(*problem)
+    return Task(*problem)
 
 
 def assess(result: GromovResult) -> None:
@@ -125,7 +118,7 @@ def assess(result: GromovResult) -> None:
     plan = result._plan
     if isinstance(task, TrueTask):
         spaces = spaces[0].finer(plan.r, FINER), spaces[1].finer(plan.s, FINER)
-        task = of_task(task, *spaces)
+        task = task.between(*spaces)
         plan = task.answer(result)
         result.parts = task.parts(plan)
         result.value = sum(result.parts)
