@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mapuot.answer.settings import BATCH_PLANS, CURVATURE
-from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
+from mapuot.ascend.settings import GROUPS, LEVELS, PAIRS, STAGES
 from mapuot.backends.cuda.settings import (
     DEVICE_ARRAYS,
     DEVICE_BATCHES,
@@ -21,8 +21,9 @@ from mapuot.problem.settings import BLOCKS, EXTENT, POINTS, STATISTICS
 from mapuot.spaces.settings import SPACES
 
 ALL = (
-    STAGES, PAIRS, GROUPS, BOXES, CALLS, COARSE, FACTORS, KERNELS, NARROW, CURVATURE, BATCH_PLANS, TREES, POINTS,
-    BLOCKS, STATISTICS, EXTENT, SPACES, DEVICE_ARRAYS, DEVICE_BATCHES, DEVICE_CALLS, DEVICE_LAUNCHES, DEVICE_PAIRS,
+    STAGES, PAIRS, GROUPS, LEVELS, BOXES, CALLS, COARSE, FACTORS, KERNELS, NARROW, CURVATURE, BATCH_PLANS, TREES,
+    POINTS, BLOCKS, STATISTICS, EXTENT, SPACES, DEVICE_ARRAYS, DEVICE_BATCHES, DEVICE_CALLS, DEVICE_LAUNCHES,
+    DEVICE_PAIRS,
 )  # fmt: skip
 # Names that tests patch although they are in capitals: caches, places of files, words, and a number of batch.cuh.
 NO_NUMBERS = {"AHEAD", "LOADED", "MODULES", "READY", "BACKEND", "FAILED", "ON_DEVICE", "BATCH_DEPTH"}

@@ -164,7 +164,9 @@ class Groups:
 
     def start(self) -> tuple[F64, F64]:
         """Solve the problem of the groups roughly; return potentials (log u, log v) of the points."""
-        rough = dataclasses.replace(self.options, tol=max(self.options.tol, BOXES.rough_error), tol_gap=-1.0)
+        rough = dataclasses.replace(
+            self.options, tol=max(self.options.tol, BOXES.rough_error), tol_gap=-1.0, last=False
+        )
         result = self.solve(self.small, rough)
         logs = finite_or_zero(result.log_u), finite_or_zero(result.log_v)
         if self.units == [1, 1]:
@@ -245,7 +247,7 @@ class Groups:
             cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
         task = dataclasses.replace(small, rows=rows, cols=cols)
         tol = max(GROUPS.relative_tol * min(error, 1.0), GROUPS.least_tol)
-        options = dataclasses.replace(self.options, tol=tol, tol_gap=-1.0)
+        options = dataclasses.replace(self.options, tol=tol, tol_gap=-1.0, last=False)
         found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), GROUPS.most_passes)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)

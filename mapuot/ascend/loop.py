@@ -12,6 +12,7 @@ import numpy as np
 from .. import outcome as outcomes
 from ..arrays import host
 from ..backends.boxes import Truncation
+from ..backends.factored import START_TOL
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
 from ..backends.pairs import ALL_PAIRS
 from ..backends.workspace import Workspace
@@ -24,6 +25,8 @@ from ..problem.problem import Problem
 from ..progress import bar as progress_bar
 from ..ranks import ALONE, Ranks
 from ..status import FAILED, GOES_ON, describe_bound
+from . import two_levels
+from .settings import LEVELS
 
 MOST_A_CALL = 512  # passes in one call of the core
 
@@ -156,6 +159,7 @@ class StagePasses:
             self.newton = None
         if self.newton:
             self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
+        self.rounds = LEVELS.rounds if two_levels.serves(problem, options, skip) else 0
         run.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         self.is_fresh = True  # K was built just before the passes
         self.is_left = False  # the first pass has an error above ``leave_above``
@@ -194,6 +198,9 @@ class StagePasses:
         if has_ended and self.options.in_place and not (self.is_fresh and len(stats) == 1):
             outcome = self.check_in_place(outcome)
         newton = self.newton
+        is_near = stats[-1].error <= START_TOL and outcome.status in GOES_ON
+        if newton and self.rounds and (is_near or outcome.status in ("stalled", "converged")):
+            return self.approach(newton)
         if newton and (outcome.status == "stalled" or (outcome.status == "converged" and newton.needed)):
             if self.run.n_passes >= self.run.next_meet or self.options.has_value(self.run.trace[-1]):
                 return self.meet(newton)
@@ -255,6 +262,20 @@ class StagePasses:
         log_v = self.run.backend.to_numpy(workspace.potentials()[1])
         workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
         return outcomes.after_fresh_kernel(outcome, self.run.record(workspace.iterate(1)))
+
+    def approach(self, newton: Any) -> Outcome:
+        """Make Newton's steps with two levels; return the outcome of the pass after them."""
+        run = self.run
+        self.rounds -= 1
+        two_levels.approach(run, self.workspace, self.problem, self.options, self.tol)
+        newton.record.all_products = run.products
+        last = run.trace[-1]
+        if newton.judge(self.workspace, last, self.tol) or self.options.has_value(last):
+            run.certified = last
+            return outcomes.after_newton_step(last, True, False, run.is_spent)
+        if run.is_cancelled or last.status == "absorb":
+            return outcomes.after_pass(last.status, run.is_cancelled, run.is_spent)
+        return outcomes.before_newton_step(run.is_spent)
 
     def meet(self, newton: Any) -> Outcome:
         """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it."""

@@ -70,3 +70,22 @@ class GroupSettings(Settings):
 
 
 GROUPS = GroupSettings()
+
+
+@dataclass
+class LevelSettings(Settings):
+    """Newton's steps with two levels, between hard sides of large clouds (two_levels.py)."""
+
+    most_groups: int = 4096  # of a side: their factor takes 1 s on one core
+    least_in_group: int = 4  # points, on average
+    factor_work: float = 300.0  # groups^3 in kept pairs: a factor then takes as long as a few products
+    rows_of_group: int = 4  # rows at most that stand for a group of rows
+    residual: float = 0.1  # of the equations, relative to their right side
+    most_products: int = 100  # of one solve of the equations
+    most_steps: int = 20  # before a pass is judged
+    rounds: int = 5  # of such steps in a run of passes; then steps by products with the plan go on
+    least_shift: float = 1e-12  # of the diagonal between groups
+    block_entries: int = 1 << 25  # of the plan that are made at once, for masses between groups
+
+
+LEVELS = LevelSettings()

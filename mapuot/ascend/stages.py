@@ -147,7 +147,9 @@ def stages(
     stalled passes over kinks are made again without extrapolation, which kinks mislead. On a GPU there are no products
     between hard sides of up to `STAGES.most_without_products` points, and passes certify nothing.
     """
-    own = Stage(problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE)
+    own = Stage(
+        problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE, certifies=options.last
+    )
     found = climb(problem, options, most // 2)
     is_first = not found
     if found:
@@ -210,7 +212,7 @@ def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether Newton's steps with a factor may follow stalled passes."""
     cost = problem.cost
     is_possible = cost.operator in ("tiles", "points", "pairs", "products") and problem.ranks.size == 1
-    is_possible = is_possible and options.anderson_depth > 0 and cost.size <= backend.most_factored**2
+    is_possible = is_possible and options.anderson_depth > 0 and options.last and cost.size <= backend.most_factored**2
     if not is_possible or min(problem.shape) > backend.most_factored:
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):

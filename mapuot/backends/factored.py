@@ -16,7 +16,8 @@ at the least reg where passes have come near, or at a large one. Steps certify n
 (newton.c).
 
 This module decides; a `FactoredPlans` computes, for the problems of a batch at once (array_plans.py, cpu/factored.py,
-cuda/factored.py). Numbers of each problem (misses, lengths of steps, shifts) are on the host.
+cuda/factored.py). For large clouds conjugate gradients stand in for the factor (ascend/two_levels.py). Numbers of each
+problem (misses, lengths of steps, shifts) are on the host.
 """
 
 from __future__ import annotations
@@ -94,12 +95,31 @@ class StepNumbers(NamedTuple):
     far: F64  # largest |y_j|
 
 
-class FactoredPlans(Protocol):
-    """Potentials and plans of p problems; ``places`` are indices of some of them, in order.
+class SteppedPlans(Protocol):
+    """Potentials and plans of p problems at one reg; ``places`` are indices of some of them, in order.
 
     A plan is ``c exp(log u_i + log v_j - costs / level)`` with the reference c. The plan of a trial takes the place of
     the plan before it; its potentials are the problem's own once they are accepted.
     """
+
+    def meet_columns(self, places: Any) -> None:
+        """Set log v by the columns' prox for log u: a point of little mass is otherwise far from its potential."""
+
+    def trial(self, places: Any, lengths: F64) -> TrialNumbers:
+        """Form the plans of log v + length y that meet their rows."""
+
+    def accept(self, places: Any) -> None:
+        """Take over the potentials of the last trials."""
+
+    def form_equations(self, places: Any) -> None:
+        """Form S and q - s of the plans accepted last."""
+
+    def solve(self, places: Any, shifts: F64) -> StepNumbers:
+        """Solve (S + shift diag(s + k2 q)) y = q - s for some of the problems whose equations were formed last."""
+
+
+class FactoredPlans(SteppedPlans, Protocol):
+    """Such plans at any reg."""
 
     count: int  # p
     best: tuple[Any, Any]  # log u and log v that were kept last
@@ -117,23 +137,8 @@ class FactoredPlans(Protocol):
     def keep(self, places: Any) -> None:
         """Copy the potentials to the arrays of answers."""
 
-    def meet_columns(self, places: Any) -> None:
-        """Set log v by the columns' prox for log u: a point of little mass is otherwise far from its potential."""
-
     def working(self) -> AbstractContextManager[None]:
         """Return a context of all work: at its end the work has ended."""
-
-    def trial(self, places: Any, lengths: F64) -> TrialNumbers:
-        """Form the plans of log v + length y that meet their rows."""
-
-    def accept(self, places: Any) -> None:
-        """Take over the potentials of the last trials."""
-
-    def form_equations(self, places: Any) -> None:
-        """Form S and q - s of the plans accepted last."""
-
-    def solve(self, places: Any, shifts: F64) -> StepNumbers:
-        """Solve (S + shift diag(s + k2 q)) y = q - s for some of the problems whose equations were formed last."""
 
 
 class LevelStart(NamedTuple):
@@ -232,14 +237,14 @@ def follow_path(
         level = lower
 
 
-def begin(work: FactoredPlans, places: Any) -> TrialNumbers:
+def begin(work: SteppedPlans, places: Any) -> TrialNumbers:
     """Form the plans of the potentials, and judge them."""
     judged = work.trial(places, np.zeros(len(places)))
     work.accept(places)
     return judged
 
 
-def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> Descent:
+def descend(work: SteppedPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> Descent:
     """Make steps until columns miss at most ``allowed`` of the mass, or no step gains, or SLOWEST gain too little."""
     work.meet_columns(places)
     missed, _, _, rounding, _ = begin(work, places)
@@ -275,7 +280,7 @@ class NewtonStep(NamedTuple):
     factors: int
 
 
-def find_step(work: FactoredPlans, places: Any, shifts: F64) -> tuple[NewtonStep, F64]:
+def find_step(work: SteppedPlans, places: Any, shifts: F64) -> tuple[NewtonStep, F64]:
     """Return the steps, and the shifts of the diagonal that keep them so short."""
     work.form_equations(places)
     shifts = np.maximum(shifts, LEAST_SHIFT)
@@ -296,7 +301,7 @@ def find_step(work: FactoredPlans, places: Any, shifts: F64) -> tuple[NewtonStep
     return NewtonStep(length, far, factors), shifts
 
 
-def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, TrialNumbers]:
+def search(work: SteppedPlans, places: Any, step: NewtonStep) -> tuple[Any, TrialNumbers]:
     """Form the best plans along the steps; return which of them gain, and their numbers."""
     length = step.length.copy()
     judged = work.trial(places, length)

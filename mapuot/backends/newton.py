@@ -106,12 +106,16 @@ class ColumnsNewton(Newton):
         made = None
         if workspace.makes_products:
             made = workspace.marginals()[1], workspace.newton_product()
-        elif workspace.has_exact_marginals:  # no products are needed near the end
-            log_v = workspace.potentials()[1]
-            if self.solve(stat.error, tol, log_v, workspace.marginals()[1]) == HOLDS:
-                stat.error = float(self.record.error)
-                return HOLDS
+        elif workspace.has_exact_marginals and self.judge(workspace, stat, tol):  # near the end
+            return HOLDS
         return self.step_from(workspace.potentials(), workspace.options, backend, stat, tol, made)
+
+    def judge(self, workspace: Any, stat: Stats, tol: float) -> bool:
+        """Tell whether the last pass is certified as it is, without products, and put that error in ``stat``."""
+        found = self.solve(stat.error, tol, workspace.potentials()[1], workspace.marginals()[1])
+        if found == HOLDS:
+            stat.error = float(self.record.error)
+        return found == HOLDS
 
     def step_from(
         self, potentials: Any, options: Options, backend: Any, stat: Stats, tol: float, made: Any = None
