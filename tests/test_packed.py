@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # Most packed assignments (% of all assignments) and conditional expressions (per 1000 lines) of a room. A limit may
-# only fall: an assignment a line, and an if statement where an arm is long, are read once.
+# only fall: a reader needs one look at an assignment a line, and at an if statement in place of long arms.
 LIMITS = {
     "mapuot": (1, 17),
     "mapuot/answer": (0.5, 23),

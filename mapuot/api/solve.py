@@ -284,9 +284,8 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         else:
             backend, problem, options = check_call(call, ranks)
         options = one_potential(options, problem, call.symmetric, backend)
-        if call.out is None:
-            out = call.out
-        else:
+        out = None
+        if call.out is not None:
             out = as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
         start = start_potentials(begin.potentials, problem)
         most = min(int(call.max_passes), MOST_PASSES)

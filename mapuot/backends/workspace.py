@@ -114,7 +114,8 @@ class Workspace:
     leaps_within = False  # a call of several passes makes the steps of ``leap`` between them
     idle: Idle | None = None  # points without influence: the rounding of their exponents is ignored
     refuted = False  # did a point that was thought idle have influence?
-    narrow_pass = compared = False  # did the last pass use float32; did the last pass with a compared error?
+    narrow_pass = False  # whether the last pass used float32
+    compared = False  # whether the last pass with an error for comparison used float32
 
     @property
     def reads(self) -> str:

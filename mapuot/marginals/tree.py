@@ -221,7 +221,10 @@ class Tree(CertifiedBody):
         return near, below
 
     def expected(self, found: State, k: int, z: F64, turned: bool) -> F64:
-        """Return the conditional mean at each point of k of z, given at the parent's points; turned: the reverse."""
+        """Average z, given at the parent's points, under the coupling of edge k, for each point of its child.
+
+        ``turned``: z is given at the child's points, and averaged for each point of the parent.
+        """
         x, y = self.beliefs(k, found)
         c = 2 * largest_of(z)  # shift z: products on logarithms need z + c > 0
         if c == 0:

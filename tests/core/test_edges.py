@@ -149,7 +149,7 @@ def test_what_skipped_pairs_add_to_a_pass():
 
 
 def test_a_mask_skips_what_its_cuts_do():
-    """Runs made of cuts and read again give equal bounds, by rows and by columns, to the last bit."""
+    """Bounds from cuts, and from the runs of kept pairs that these cuts make, are equal to the last bit."""
     _, found, state, _ = repeated()
     _, _, arrays = found.tilt(state)
     _, *whole = found.sweep(arrays | {"x_cut": np.full(12, np.inf)})

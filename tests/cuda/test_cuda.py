@@ -673,7 +673,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, using, place, rows, precision,
     using(DEVICE_ARRAYS, block_bytes=80 * 8 * 32)
     beside = 1 << 20
     stores = []
-    module.IDLE.clear()  # a workspace of an earlier solve has its room
+    module.IDLE.clear()  # an idle workspace would be used again without asking for memory
     using(DEVICE_CALLS, most_entries=0)  # calls are for small M
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)

@@ -121,7 +121,7 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
 
 
 def dual_terms(task: BatchProblem, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
-    """Return what potentials on the device add to dual values, (p,) on the host, and log u + log a, log v + log b."""
+    """Return the potentials' terms of the dual values, (p,) on the host, and log u + log a, log v + log b."""
     p = len(task)
     m, n = task.shape
     rho = (0.0 if side.penalty == "balanced" else side.scalar_rho for side in task.sides)
