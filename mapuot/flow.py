@@ -11,9 +11,10 @@ import os
 import sys
 import warnings
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 from .annotations import Statistic
@@ -137,8 +138,9 @@ class OTPlanSampler:
 
     @hinted_onward(solve)
     def __init__(
-        self, method: str, reg: float = 0.05, reg_m: float = 1.0, normalize_cost: bool = False, num_threads: Any = 1,
-        warn: bool = True, *, across: float | None = None, seed: Any = None, **options: Any,
+        self, method: str, reg: float = 0.05, reg_m: float = 1.0, normalize_cost: bool = False,
+        num_threads: int | Literal["max"] = 1, warn: bool = True, *, across: float | None = None,
+        seed: int | np.random.Generator | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.across = across if across is None or across == math.inf else as_positive(across, "across")
         self.method = as_choice(method, "method", ("sinkhorn", "unbalanced", "exact"))
@@ -161,7 +163,7 @@ class OTPlanSampler:
             told += f", across={self.across:g}"
         return told + ", normalize_cost=True" * self.normalize_cost + ")"
 
-    def solved(self, x0: Any, x1: Any, y0: Any = None, y1: Any = None) -> Result:
+    def solved(self, x0: Any, x1: Any, y0: ArrayLike | None = None, y1: ArrayLike | None = None) -> Result:
         """Return the `mapuot.Result` between two batches; points may have any shape.
 
         For tensors on a GPU the solve runs in the background until the Result is first used, on the same stream. Start
@@ -178,7 +180,7 @@ class OTPlanSampler:
         if self.method == "exact":
             raise ValueError("method 'exact' has no entropic plan: assigned(x0, x1) returns its permutation")
         rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
-        labels = self.conditions(len(x0), len(x1), y0, y1)
+        labels = self._conditions(len(x0), len(x1), y0, y1)
         if (like := tensor_among(rows, columns)) is not None:
             rows = rows.to(like.device)
             columns = columns.to(like.device)
@@ -187,7 +189,7 @@ class OTPlanSampler:
         M = squared_distances(rows, columns)
         if labels is not None:
             unit = float(M.max()) if self.normalize_cost else 1.0
-            M = M / (unit or 1.0) + array_like(M, self.added(labels, 1.0))
+            M = M / (unit or 1.0) + array_like(M, self._added(labels, 1.0))
             masses = {}
             if self.across == math.inf and self.method == "sinkhorn":
                 masses["b"] = shared_masses(*labels)
@@ -195,7 +197,7 @@ class OTPlanSampler:
         scale: Statistic | None = "max" if self.normalize_cost else None
         return solve(M, reg=self.reg, reg_m=self.reg_m, scale_cost=scale, **self.options)
 
-    def conditions(self, m: int, n: int, y0: Any, y1: Any) -> tuple[Any, Any] | None:
+    def _conditions(self, m: int, n: int, y0: Any, y1: Any) -> tuple[Any, Any] | None:
         """Return the number of the label of each of m and n points; None without ``across``."""
         if self.across is None:
             return None
@@ -216,11 +218,11 @@ class OTPlanSampler:
                 raise ValueError(f"y0 and y1 must have {needs} points of each label where across is inf, {told}")
         return numbers
 
-    def added(self, labels: tuple[Any, Any], unit: float) -> Any:
+    def _added(self, labels: tuple[Any, Any], unit: float) -> Any:
         """Return the costs of pairs with different labels, 0 for equal ones."""
         return np.where(labels[0][:, None] != labels[1], unit * float(self.across or 0.0), 0.0)
 
-    def assigned(self, x0: Any, x1: Any, y0: Any = None, y1: Any = None) -> Any:
+    def assigned(self, x0: Any, x1: Any, y0: ArrayLike | None = None, y1: ArrayLike | None = None) -> Any:
         """Return the permutation j of least total cost ``sum_i |x0_i - x1_j(i)|^2``, (n,) integers on the host.
 
         A balanced entropic plan at 1 % of the median cost gives potentials; less these, nearly all costs of the best
@@ -237,18 +239,18 @@ class OTPlanSampler:
         rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
         M = squared_distances(rows, columns)
         costs = np.asarray(M.cpu() if hasattr(M, "cpu") else M, np.float64)
-        labels = self.conditions(len(x0), len(x1), y0, y1)
+        labels = self._conditions(len(x0), len(x1), y0, y1)
         if labels is not None and self.across == math.inf:
             found = np.empty(len(x0), np.int64)
             for k in np.unique(labels[0]):
                 i, j = (np.flatnonzero(own == k) for own in labels)
-                found[i] = j[self.permutation(costs[np.ix_(i, j)])]
+                found[i] = j[self._permutation(costs[np.ix_(i, j)])]
             return found
         if labels is not None:
-            costs += self.added(labels, float(costs.max()) if self.normalize_cost else 1.0)
-        return self.permutation(costs)
+            costs += self._added(labels, float(costs.max()) if self.normalize_cost else 1.0)
+        return self._permutation(costs)
 
-    def permutation(self, M: Any) -> Any:
+    def _permutation(self, M: Any) -> Any:
         """Return the permutation of least total cost; M is on the host."""
         costs = M
         if costs.max() > 0:
@@ -260,7 +262,7 @@ class OTPlanSampler:
             costs -= costs.min(1, keepdims=True)
         return linear_sum_assignment(costs)[1]
 
-    def get_map(self, x0: Any, x1: Any, y0: Any = None, y1: Any = None) -> Any:
+    def get_map(self, x0: Any, x1: Any, y0: ArrayLike | None = None, y1: ArrayLike | None = None) -> Any:
         """Return the plan between two batches, as a NumPy array."""
         if self.method == "exact":
             n = len(x0)
@@ -272,11 +274,11 @@ class OTPlanSampler:
             return plan.cpu().numpy()
         return plan
 
-    def sample_map(self, pi: Any, batch_size: int, replace: bool = True) -> tuple[Any, Any]:
+    def sample_map(self, pi: ArrayLike, batch_size: int, replace: bool = True) -> tuple[Any, Any]:
         """Draw (i, j) from a plan that `get_map` made."""
-        pi = np.asarray(pi, np.float64)
-        drawn = self.rng.choice(pi.size, batch_size, replace, (pi / pi.sum()).ravel())
-        return drawn // pi.shape[1], drawn % pi.shape[1]
+        plan = np.asarray(pi, np.float64)
+        drawn = self.rng.choice(plan.size, batch_size, replace, (plan / plan.sum()).ravel())
+        return drawn // plan.shape[1], drawn % plan.shape[1]
 
     def sample_plan(self, x0: Any, x1: Any, replace: bool = True) -> tuple[Any, Any]:
         """Draw as many pairs as x0 has points: (x0[i], x1[j])."""
