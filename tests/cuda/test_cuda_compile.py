@@ -128,6 +128,9 @@ CASES = {
     "largest exponents of products": ("portable.cu", points(1, 1, 0, STEPS=1, TOPS=1), {"product_sums": (128, 0)}),
     "float64 products": ("portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=2), {"wide_product_sums": (128, 0)}),
     "more float64 products": ("portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=4), {"wide_product_sums": (128, 8)}),
+    "float64 products of more pieces": (
+        "portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=16), {"wide_product_sums": (128, 16)},
+    ),
     "rough float64 products": (
         "portable.cu", points(0, -1, 0, QUICK=2, WIDE_CHUNKS=4), {"wide_product_sums": (128, 48)},
     ),

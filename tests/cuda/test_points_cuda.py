@@ -435,7 +435,8 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
 
 
 @pytest.mark.parametrize(
-    ("kind", "d"), [("narrow", 3), ("narrow", 21), ("narrow", 70), ("narrow", 130), ("quick", 3), ("quick", 21)]
+    ("kind", "d"),
+    [("narrow", 3), ("narrow", 21), ("narrow", 70), ("narrow", 130), ("quick", 3), ("quick", 21), ("quick", 140)],
 )
 def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     """K_ij alone has the same bits as a sum over its row and over its column, with zero weights elsewhere."""
@@ -493,11 +494,11 @@ def test_products_on_tensor_cores_are_those_of_float64(metric, d):
     ("metric", "d", "tol"),
     [
         ("sqeuclidean", 20, 1e-6), ("sqeuclidean", 60, 1e-6), ("sqeuclidean", 20, 1e-3), ("inner", 60, 1e-6),
-        ("inner", 99, 1e-6),
+        ("inner", 99, 1e-6), ("sqeuclidean", 150, 1e-6),
     ],
 )  # fmt: skip
 def test_float64_products_on_tensor_cores_have_quick_powers(monkeypatch, metric, d, tol):
-    """Sums over rows and columns by tiles of 64, of 32 and of 16 points; addends are in no product."""
+    """Sums over rows and columns by tiles of 64, of 32 and of 16 points, and by chunks; addends are in no product."""
     monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(45, 100, d)
     a[3], b[40:70] = 0.0, 0.0

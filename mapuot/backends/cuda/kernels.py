@@ -299,7 +299,7 @@ def point_blocks(options: dict[str, int]) -> int:
     if "STEPS" in options:
         return 1 if 4 < options["STEPS"] <= 8 else 2  # coordinates of 32 points of a warp fill the registers
     if "WIDE_CHUNKS" in options:
-        return 2 if options["WIDE_CHUNKS"] <= 4 else 1
+        return 1 if 4 < options["WIDE_CHUNKS"] <= 8 else 2  # likewise
     if "DEPTH" in options:
         return 1 + options["POINTS_NARROW"]
     if options["MASKED"]:

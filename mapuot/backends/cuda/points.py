@@ -53,8 +53,9 @@ DEPTH = {"float32": 16, "float64": 8}
 # point_products.cuh: coordinates of a chunk and of a step; points that get sums, points summed over at a time
 PIECE, STEP, PRODUCT_TO, PRODUCT_FROM = 32, 16, 256, 64
 PRODUCTS = 80  # least compute capability of its instructions
-# point_wide_products.cuh: coordinates of a chunk, most chunks, and the least compute capability
+# point_wide_products.cuh: coordinates of a chunk, chunks that registers hold, and the least compute capability
 WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 8, 90
+MOST_WIDE = 512  # dimensions in which float64 passes multiply on tensor cores
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 WAVES = 8  # most times that the blocks of the parts of a sum may fill the device
@@ -268,7 +269,7 @@ class PointIterate(Iterate):
     def takes_wide_products(self, d: int) -> bool:
         """Tell whether float64 passes over products of ``d`` coordinates multiply on tensor cores."""
         able = device_limits(cp.cuda.Device().id)[0] >= WIDE_PRODUCTS
-        return self.tiled and able and d <= WIDE_CHUNKS * WIDE_PIECE
+        return self.tiled and able and d <= MOST_WIDE
 
     def set_passes(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
