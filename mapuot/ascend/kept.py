@@ -72,8 +72,10 @@ class KeptPairs:
             if run.outcome.status == "cancelled":
                 break
             found = self.make_passes(task, inner, log_v if answer is None else answer)
-            answer = answer if found is None else found
-            if found is None or run.outcome.status == "cancelled":
+            if found is None:  # too many pairs matter
+                break
+            answer = found
+            if run.outcome.status == "cancelled":
                 break
             answer = self.conclude(task, exact, found)
             if run.outcome.status != "running":
