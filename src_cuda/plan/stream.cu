@@ -308,7 +308,7 @@ FN double share_of(const double *shares, int64_t k, int64_t kinds) {
 }
 
 FN void put_place(int64_t *places, int64_t k, int64_t place, int64_t kinds) {
-    if (kinds & NARROW_PAIRS) ((int32_t *)places)[k] = (int32_t)place;
+    if (kinds & NARROW_PAIRS) ((int *)places)[k] = (int)place;
     else places[k] = place;
 }
 
