@@ -277,6 +277,8 @@ class OTModel(Hints):
                 text += f": pass days= the name of one of its columns, {shown([*self.obs])}"
             raise ValueError(text)
         self.days = as_days(*given_days)
+        if np.isinf(self.days).any():
+            raise ValueError(f"days must be finite, or NaN, got {self.days[np.isinf(self.days)][0]:g}")
         if isinstance(growth, tuple):
             growth = growth_of(data, growth, count)
         given_growth = column(data, growth, cell_growth_rate_field, count, "growth")
@@ -318,7 +320,10 @@ class OTModel(Hints):
         cost = self._cost(self._points(t0), self._points(t1))
         m, n = cost.shape
         step = t1 - t0
-        mass = self.growth[here] ** (t1 - t0)
+        with np.errstate(over="ignore"):
+            mass = self.growth[here] ** step
+        if not np.isfinite(mass.sum()):
+            raise ValueError(f"growth must be so small that cells have finite masses after {step:g} days")
         if not mass.sum() > 0:
             raise ValueError(f"growth must be > 0 for some cell of day {t0:g}: all of them die")
         growths = [self.growth[here]]
@@ -428,8 +433,9 @@ class OTModel(Hints):
         count = int((self.days == day).sum())
         wanted = f"{count} weights >= 0 or a mask of the cells of day {day:g}, with a cell in it"
         p: F64 = np.asarray(as_numbers(weights, "population", wanted, (count,), least=0.0), np.float64)
-        if not p.sum() > 0:
+        if not p.any():
             raise ValueError(f"population must be {wanted}, got {shown(population)}")
+        p = p / p.max()  # sums of 1e308 are inf
         p = p / p.sum()
         for pair in steps:
             result = self.coupling(*pair).result

@@ -520,3 +520,18 @@ def test_quadratic_backend_of_moscot(alpha, cost, tau):
     np.testing.assert_allclose(ours.transport_matrix, right, atol=2e-2 * right.max())
     with pytest.raises(NotImplementedError, match="rank must be -1"):
         solution_of(rank=3, backend="mapuot")
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_numbers_beyond_float64():
+    """Weights of 1e308, whose sum is inf, are shares; days and masses of cells that are inf are refused."""
+    X, days, _ = course(((8, 6), (9, 4)))
+    model = OTModel(X, days)
+    count = int((days == 0).sum())
+    np.testing.assert_allclose(
+        model.descendants(np.full(count, 1e308), 0, 1), model.descendants(np.ones(count), 0, 1), rtol=1e-12
+    )
+    with pytest.raises(ValueError, match="days must be finite, or NaN, got inf"):
+        OTModel(X, np.where(days == 0, days, np.inf))
+    with pytest.raises(ValueError, match="growth must be so small that cells have finite masses after 1e"):
+        OTModel(X, days * 1e6, growth=np.full(len(X), 2.0)).coupling(0, 1e6)
