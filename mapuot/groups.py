@@ -33,7 +33,7 @@ class CellGroups:
         is_labelled = ~is_missing(labels)
         names = names_of(labels[is_labelled])
         if chosen is not None:
-            wanted = np.asarray([*chosen])
+            wanted = as_names([*chosen], names)
             check_names(wanted, names, "groups")
             if not 0 < len(wanted) == len(set(wanted.tolist())):
                 raise ValueError(f"groups must be labels, each once, got {shown(wanted.tolist())}")
@@ -52,7 +52,7 @@ class CellGroups:
 
     def numbers(self, names: Any, argument: str) -> Any:
         """Return the numbers of some groups by their names."""
-        wanted = np.asarray(names)
+        wanted = as_names(names, self.names)
         check_names(wanted, self.names, argument)
         place = {name: k for k, name in enumerate(self.names.tolist())}
         return np.array([place[x] for x in wanted.tolist()], np.int64)
@@ -108,6 +108,11 @@ def names_of(labels: Any) -> Any:
     if not len(names):
         raise ValueError("groupby must hold labels, got none")
     return names
+
+
+def as_names(wanted: Any, names: Any) -> Any:
+    """Return chosen labels as an array; dates, which come in several types, in the unit of the known ones."""
+    return np.asarray(wanted, names.dtype if names.dtype.kind in "mM" else None)
 
 
 def check_names(wanted: Any, names: Any, argument: str) -> None:
@@ -295,10 +300,11 @@ def against(
     """
     labels = labels_of(data, groupby, len(points_of(data, representation)))
     names = names_of(labels[~is_missing(labels)])
-    check_names([reference], names, "reference")
+    chosen = as_names([reference], names)
+    check_names(chosen, names, "reference")
     if len(names) == 1:
         raise ValueError(f"groupby must hold labels beside the reference, got {shown(names.tolist())}")
-    pairs = [(x, reference) for x in names.tolist() if x != reference]
+    pairs = [(x, chosen[0]) for x in names[names != chosen[0]]]
     return contrasts(data, groupby, pairs, reg, reg_m, representation=representation, **options)
 
 

@@ -93,3 +93,17 @@ def test_errors_name_the_argument(call, match):
 def test_labels_of_several_kinds_are_refused():
     with pytest.raises(TypeError, match="groupby must be labels of one kind"):
         groups.pairwise(np.ones((2, 2)), np.array([1, "a"], object), **TERMS)
+
+
+@pytest.mark.parametrize("as_given", [str, pd.Timestamp, np.datetime64])
+def test_dates_are_labels(as_given):
+    """A date is the label of its group in each of its types."""
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    dates = pd.to_datetime(np.repeat(["2020-01-01", "2020-01-02", "2020-01-05"], 10))
+    numbers = np.repeat([1, 2, 5], 10)
+    options = {"reg": 0.5, "reg_m": 1.0}
+    found = groups.against(X, dates, as_given("2020-01-02"), **options)
+    assert [x.day for x in found.group] == [1, 5]
+    assert found.divergence.tolist() == groups.against(X, numbers, 2, **options).divergence.tolist()
+    table = groups.pairwise(X, dates, groups=[as_given("2020-01-05"), as_given("2020-01-01")], **options)
+    assert [x.day for x in table.index] == [5, 1]
