@@ -284,7 +284,7 @@ class Task:
         return np.asarray(squares[0][:, None] + squares[1] - 2 * self.f @ self.g.T)
 
     def check_mass(self, mass: float) -> None:
-        if mass > 0 and math.isfinite(mass):
+        if 0 < mass * mass < math.inf:
             return
         median = f"{self.median_cost:.3g}"
         raise ValueError(
@@ -302,6 +302,8 @@ class Task:
         c = np.outer(self.a, self.b)
         if (P[c == 0] > 0).any() or not P.any():
             raise ValueError(f"init must be {wanted}, and have no mass where a or b has none")
+        if not 1e-100 < P.max() < 1e100:  # squares of its mass may leave float64
+            P = P / P.max()
         r = P.sum(1)
         s = P.sum(0)
         pairs = (r, self.a), (s, self.b), (P.ravel(), c.ravel())
@@ -438,7 +440,7 @@ class Task:
 
     def parts(self, plan: Plan) -> Terms:
         """Return the terms of the objective at a plan: KL(p x p | q x q) = 2 |p| KL(p | q) + (|p| - |q|)^2."""
-        paid = [rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan)]
+        paid = [rho * (2 * plan.mass * z + apart * apart) for rho, z, apart in self.divergences(plan)]
         if not self.is_joint:
             paid[2] = 2 * self.reg * plan.apart[2]
         return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)

@@ -138,3 +138,14 @@ def test_an_independent_entropy_is_that_of_co_optimal_transport(fused):
     assert model.loss == pytest.approx(value, rel=1e-9)
     with pytest.raises(NotImplementedError, match="gradient is for"):
         model.result_.gradient()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning:mapuot")
+def test_numbers_beyond_float64():
+    """A start of 1e300 each is one of 1; a plan whose mass has no square in float64 is refused by name."""
+    f, g, D, E, a, b = data()
+    start = np.outer(a > 0, b > 0)
+    losses = [FUGW(rho=2.0, eps=0.05).fit(f, g, D, E, a, b, start * size).loss for size in (1.0, 1e300, 1e-300)]
+    assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-9)
+    with pytest.raises(ValueError, match=r"^eps and rho must leave a plan with mass"):
+        FUGW(rho=2.0, eps=0.01).fit(f, g, D, E, a * 1e-75, b * 1e-75)
