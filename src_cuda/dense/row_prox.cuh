@@ -20,13 +20,14 @@ typedef double RowSums[NEXT_B];
 #if NARROW && KL_ROWS
 // The data for the prox of a row in a pass: log2 u = whole + part - (fi + rest) log2 s
 struct Row {
-    float whole, part, fi, rest, rho, mass; // rho holds -rho and mass holds reg a, as in Point
+    float whole, part, fi, rest;
+    double rho, mass; // rho holds -rho and mass holds reg a, as in Point; costs of 1e-120 put them beyond float32
 };
 
 FN Row row_of(Point p, double shift) {
     const double t = (p.x - (1 - p.y) * shift) * LOG2E;
     const float whole = rintf((float)t), fi = (float)p.y;
-    return {whole, (float)(t - whole), fi, (float)(p.y - fi), (float)p.z, (float)p.w};
+    return {whole, (float)(t - whole), fi, (float)(p.y - fi), p.z, p.w};
 }
 
 // u from s, with exponents kept separately, so that their size costs no digits. log2 u is low + high.

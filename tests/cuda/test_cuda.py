@@ -12,7 +12,7 @@ from matrix import ARRAYS, TOLS, cells, check
 from problems import pairs
 from scipy import sparse
 
-from mapuot import InfeasibleError, PointCloud, SeededMask, pairwise, solve, solve_batch
+from mapuot import ConvergenceWarning, InfeasibleError, PointCloud, SeededMask, pairwise, solve, solve_batch
 from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.arrays import host
 from mapuot.ascend.settings import STAGES
@@ -851,3 +851,19 @@ def test_log_scalings_that_lie_on_a_device_have_the_constant_of_the_costs():
     result._logs = tuple(map(cp.asarray, result._logs))
     for name, log_x in zip(("log_u", "log_v"), right, strict=True):
         np.testing.assert_array_equal(host(result._there[name]), log_x)
+
+
+@pytest.mark.parametrize("unit", [1e-130, 1e130])
+def test_the_unit_of_costs_does_not_change_the_dual_value(unit):
+    """Float32 passes sum rho and reg times masses in float64: in units of 1e-120 the dual value was too large."""
+    rng = np.random.default_rng(4)
+    M, a, b = rng.random((5, 4)), rng.random(5), 2 * rng.random(4)
+    for reg_m in ((20.0, 3.0), (np.inf, 3.0)):
+        given = {"precision": "mixed", "method": "sinkhorn", "max_passes": 3, "backend": "cuda"}
+        with pytest.warns(ConvergenceWarning):
+            one = solve(M, a, b, reg=0.5, reg_m=reg_m, **given)
+        with pytest.warns(ConvergenceWarning):
+            other = solve(unit * M, a, b, reg=0.5 * unit, reg_m=tuple(unit * x for x in reg_m), **given)
+        assert "float32" in one.how
+        assert other.trace[-1].dual == pytest.approx(unit * one.trace[-1].dual, rel=1e-5, abs=0.0)
+        assert other.trace[-1].dual <= other.objective
