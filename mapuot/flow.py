@@ -59,7 +59,8 @@ class PendingResult(Tensors):
             on = torch._C._cuda_getCurrentRawStream(index)
             here = index, on, os.environ.get("MAPUOT_CUDA")
             if alike and x.dtype in (torch.float32, torch.float64) and torch._C._cuda_getDevice() == index:
-                self._captured = on_device.capture(here, x.shape[0], *y.shape, x.element_size(), options)
+                n, d = y.shape
+                self._captured = on_device.capture(here, len(x), n, d, x.element_size(), options)
             if self._captured is None:
                 self._costs = on_device.distances(array_of(x), array_of(y))
                 return

@@ -221,7 +221,8 @@ def match(
 
     def drawn(x: Any, y: Any, masses: Any, places: Any) -> Any:
         with renamed(OF_BATCH):
-            result = solve_batch(PointCloud(x, y, metric, scale), *both(masses), reg=reg, reg_m=reg_m, **dict(settings))
+            a, b = both(masses)
+            result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(settings))
         return result.pairs_at(places)
 
     def all_drawn(*arrays: Any) -> tuple[Any, ...]:
@@ -245,8 +246,8 @@ def match(
         if namespace(x) is np:
             pairs = drawn(x[None], y, masses, np.asarray(places, np.float64)[:, None])
             return tuple(z[0].astype(np.int32) for z in pairs)
-        cloud = PointCloud(x, y, metric, scale)
-        result = solve(cloud, *both(masses), reg=reg, reg_m=reg_m, **dict(settings))
+        a, b = both(masses)
+        result = solve(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(settings))
         return result.pairs_at(places.astype(np.float64))
 
     kinds = kinds_of(np.int32, (size,), (size,))

@@ -185,7 +185,7 @@ def table(rows: Any) -> str:
 
 
 def marginals(values: dict[str, Any]) -> str:
-    """Tabulate both sides: the given mass, the moved mass, and the point whose masses differ most."""
+    """Tabulate both sides: the given mass, the moved mass, and the point with the largest difference of masses."""
     lines = []
     for side, given, moved in (("rows", "a", "row_marginal"), ("columns", "b", "col_marginal")):
         weight = np.asarray(values[given])

@@ -267,7 +267,7 @@ def hinted_onward(onward: Callable[..., Any]) -> Callable[[F], F]:
 def hinted(function: F, onward: Callable[..., Any] | None = None) -> F:
     """Decorate a function, or ``__init__``, so that its error of an unknown keyword names the argument that is meant.
 
-    An argument whose default is REQUIRED must be given. A call that succeeds pays for one more frame, .2 us. Within
+    An argument with the default REQUIRED must be given. A call that succeeds pays for one more frame, .2 us. Within
     ``torch.compile`` a call breaks the graph; the constructors of losses do not, since compiled programs make losses.
     """
     parameters = inspect.signature(function).parameters

@@ -1,4 +1,4 @@
-"""The controller by which threadpoolctl sets the default number of threads.
+"""threadpoolctl's controller, which sets the default number of threads.
 
 ``with threadpoolctl.threadpool_limits(2):`` then limits calls without ``threads``, as it limits BLAS; joblib and
 scikit-learn use it, too.

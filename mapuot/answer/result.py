@@ -644,7 +644,7 @@ class Result(CertifiedAnswer, Answer):
     def pairs_at(self, shares: F64) -> tuple[Any, Any]:
         """Return pairs (rows, columns) for ``shares``, (2, size), in [0, 1): of the plan's mass, and of a row's mass.
 
-        The row of a pair is the first up to which the rows have more than this share; likewise its column in the row.
+        The row of a pair is the first where the cumulated mass of the rows exceeds this share; its column alike.
         Independent uniform numbers draw independent pairs.
         """
         self._check_mass()

@@ -92,7 +92,7 @@ def slope_with_mass(result: Any, rows: bool) -> Any:
 
 
 def error_of_side(weight: F64, slope: F64, draws: float | None) -> Any:
-    """Return the part of one side in se, whose squares add up; inf for one draw."""
+    """Return the part of one side in se (squares of both parts add up to its square); inf for one draw."""
     total = weight.sum(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         share = weight / total

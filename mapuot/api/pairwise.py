@@ -95,7 +95,8 @@ class CloudPairs:
 
     def all_masses(self, given: Any) -> F64:
         """Return the masses of all points, one cloud behind the other."""
-        return self.masses(given)[host(self.cloud._cost.inside(0))]
+        found: F64 = self.masses(given)[host(self.cloud._cost.inside(0))]
+        return found
 
 
 class CommonCosts:
@@ -119,7 +120,7 @@ class CommonCosts:
 
     def all_masses(self, given: Any) -> F64:
         """Return the mass of all histograms at each point."""
-        return self.masses(given).sum(0)
+        return np.asarray(self.masses(given).sum(0))
 
 
 def source_of(given: dict[str, Any]) -> CloudPairs | CommonCosts:

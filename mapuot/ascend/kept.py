@@ -102,7 +102,7 @@ class KeptPairs:
         return log_v
 
     def settle(self) -> None:
-        """Hand the last state to the policy of skipped boxes, whose own state is farther from the optimum."""
+        """Hand the last state to the policy of skipped boxes; its own state is farther from the optimum."""
         run, skip = self.run, self.skip
         error = run.trace[-1].error
         if skip and error < 1:

@@ -50,7 +50,7 @@ class PointCloud(UserCost):
     truncate : "auto", float or None
         Skip pairs whose share of the plan is provably negligible beside ``tol``; the certificate includes a bound on
         the mass of the skipped pairs. "auto" does so from 2^26 pairs on (on a GPU from 2^30), if the median cost is at
-        least 30 reg. A number t skips pairs whose entry is below ``exp(-t) a_i b_j``, or fewer pairs if ``tol`` asks
+        least 30 reg. A number t skips pairs with an entry below ``exp(-t) a_i b_j``, or fewer pairs if ``tol`` asks
         for it, for any number of pairs. None takes all pairs. Pairs are skipped only with ``reference="product"`` and
         a metric other than "wfr" and "inner".
     form : "auto", float or None

@@ -63,7 +63,7 @@ def options_alone(options: Options, precision: str, entries: int) -> Options:
 
 
 def nearer_options(options: Options, precision: str, method: str) -> str:
-    """Name the options with which a stalled solve may reach a smaller error; "auto" has tried all of them."""
+    """Name the options that may lower the error of a stalled solve; "auto" has tried all of them."""
     found = []
     if precision not in ("auto", "float64") and options.precision != "float64":
         found.append("precision='float64'")

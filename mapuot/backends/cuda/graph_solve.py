@@ -144,7 +144,7 @@ def jobs(cost: Any, dtype: str) -> list[Job]:
 
 
 class PointInputs(NamedTuple):
-    """Points whose squared distances are the costs of a captured solve."""
+    """The points of a captured solve: their squared distances are its costs."""
 
     dim: int
     dtype: str  # of the coordinates: "d" or "f"
