@@ -4,13 +4,13 @@ Each distance is a debiased Sinkhorn divergence between the points of two groups
 cells of a group for independent draws. All pairs are solved in batches, on the GPU if the points are there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .annotations import MetricName
-from .api.pairwise import CloudPairs, PairTask, divergences
+from .api.pairwise import CloudPairs, PairTask, as_devices, divergences
 from .arrays import is_on_device
 from .errors import shown
 from .penalties import F64
@@ -154,6 +154,7 @@ def pairwise(
     standard_error: bool = False,
     metric: MetricName = "sqeuclidean",
     comm: Any = None,
+    devices: Sequence[int] | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Any:
@@ -165,7 +166,7 @@ def pairwise(
         Points of the cells, of NumPy or CuPy.
     groupby : str, or (cells,) array
         A column of ``obs``, or the labels. Cells without a label are left out.
-    reg, reg_m, scale_cost, scale_each, metric, comm, progress
+    reg, reg_m, scale_cost, scale_each, metric, comm, devices, progress
         As in `mapuot.pairwise`; reg and reg_m are numbers.
     representation : str or None
         The matrix of ``obsm`` that holds the points; None takes ``X``. Of no effect for an array.
@@ -207,7 +208,9 @@ def pairwise(
     k = len(all_groups.names)
     pairs = np.stack(np.triu_indices(k, 1), 1)
     tables = np.zeros((2, k, k))
-    tables[:, pairs[:, 0], pairs[:, 1]] = divergences(task, pairs, standard_error, join(comm), progress)
+    tables[:, pairs[:, 0], pairs[:, 1]] = divergences(
+        task, pairs, standard_error, join(comm), progress, as_devices(devices, options)
+    )
     frames = [import_pandas().DataFrame(x + x.T, all_groups.names, all_groups.names) for x in tables]
     return tuple(frames) if standard_error else frames[0]
 
@@ -216,13 +219,16 @@ def pairwise(
 def contrasts(
     data: Any, groupby: Any, contrasts: Iterable[tuple[Any, Any]], reg: float = REQUIRED, reg_m: float = REQUIRED, *,
     representation: str | None = "X_pca", scale_cost: str | None = None, scale_each: bool = False,
-    metric: MetricName = "sqeuclidean", comm: Any = None, progress: bool = False, **options: Any,
+    metric: MetricName = "sqeuclidean", comm: Any = None, devices: Sequence[int] | None = None, progress: bool = False,
+    **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the divergences of chosen pairs of groups.
 
     Parameters
     ----------
-    data, groupby, reg, reg_m, representation, scale_cost, scale_each, metric, comm, progress, **options
+    data, groupby, reg, reg_m, representation, scale_cost, scale_each
+        As in `pairwise`.
+    metric, comm, devices, progress, **options
         As in `pairwise`.
     contrasts : list of pairs
         (group, reference) labels.
@@ -258,7 +264,8 @@ def contrasts(
     all_groups = CellGroups(data, groupby, representation, None)
     pairs = np.stack([all_groups.numbers([pair[k] for pair in wanted], "contrasts") for k in (0, 1)], 1)
     task = all_groups.task({"metric": metric}, (reg, reg_m), (scale_cost, scale_each), options)
-    return table_of(all_groups, pairs, divergences(task, pairs, True, join(comm), progress))
+    found = divergences(task, pairs, True, join(comm), progress, as_devices(devices, options))
+    return table_of(all_groups, pairs, found)
 
 
 @hinted

@@ -1,5 +1,7 @@
 """Debiased Sinkhorn divergences between pairs of many clouds, or of many histograms, in batches of similar sizes."""
 
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,13 +10,14 @@ from numpy.typing import ArrayLike
 from ..annotations import MarginalPenalty, MassStatistic, MetricName
 from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
-from ..arrays import host
+from ..arrays import host, import_cupy, namespace
 from ..backends import pick
 from ..errors import for_value, renamed, shown
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.grid import Grid
 from ..problem.kinds import as_costs
+from ..problem.points import there
 from ..problem.scale import is_weighted, scales_of
 from ..problem.validate import as_array, check_kind, shape_of
 from ..progress import bar as progress_bar
@@ -22,6 +25,7 @@ from ..ranks import Ranks, join
 from ..route.options import options_of_value
 from ..synonyms import REQUIRED, hinted
 from ..tensors import array_of, is_tensor
+from ..threads import each
 from .batch import solve_batch
 from .divergence import check_options, self_costs
 from .entry import entry
@@ -90,6 +94,10 @@ class CloudPairs:
         found = between(self.cloud, i, j)
         return found, *found._cost.shape
 
+    def here(self) -> "CloudPairs":
+        """Return the costs with points of a GPU on the current one."""
+        return CloudPairs(self.cloud._of(self.cloud._cost.here()))
+
     def all_costs(self) -> Any:
         return self.cloud._cost.whole
 
@@ -114,6 +122,12 @@ class CommonCosts:
     def between(self, i: Any, j: Any) -> tuple[Any, int, int]:
         n = np.shape(self.cloud)[-1]
         return self.cloud, n, n
+
+    def here(self) -> "CommonCosts":
+        """Return the costs on the current GPU, if they are on one."""
+        if namespace(self.cloud) is np:
+            return self
+        return CommonCosts(there(self.cloud))
 
     def all_costs(self) -> Any:
         return as_costs(self.cloud, pick("auto", self.cloud))
@@ -178,6 +192,7 @@ def pairwise(
     scale: float = 1.0,
     weights: ArrayLike | None = None,
     comm: Any = None,
+    devices: Sequence[int] | None = None,
     progress: bool = False,
     standard_error: bool = False,
     **options: Any,
@@ -200,6 +215,9 @@ def pairwise(
         The cost, as in `PointCloud`.
     comm : mpi4py communicator, optional
         Its ranks share the pairs. Each rank passes all clouds and receives all divergences.
+    devices : sequence of int, optional
+        Numbers of GPUs that share the pairs, each with a thread of this process and a copy of the points. By default
+        the current GPU solves all pairs, if the points or ``backend`` ask for one.
     progress : bool
         Show a bar with the number of solved pairs.
     standard_error : bool
@@ -239,7 +257,9 @@ def pairwise(
         raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
     pairs = np.stack(np.triu_indices(k, 1), 1)
     tables = np.zeros((2, k, k))
-    tables[:, pairs[:, 0], pairs[:, 1]] = divergences(task, pairs, standard_error, join(comm), progress)
+    tables[:, pairs[:, 0], pairs[:, 1]] = divergences(
+        task, pairs, standard_error, join(comm), progress, as_devices(devices, options)
+    )
     tables += tables.swapaxes(1, 2)
     if standard_error:
         return tables[0], tables[1]
@@ -310,47 +330,90 @@ class PairTask(NamedTuple):
         with for_value({}):
             return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
 
-    def chunks(self, pairs: Any) -> list[Any]:
-        """Divide numbers of pairs, (q,), into batches."""
-        step = max(1, CHUNK_BYTES // (16 * 8 * self.masses.shape[1]))
+    def chunks(self, pairs: Any, least: int) -> list[Any]:
+        """Divide numbers of pairs, (q,), into batches, ``least`` of them if there are so many pairs."""
+        step = max(1, min(CHUNK_BYTES // (16 * 8 * self.masses.shape[1]), -(-len(pairs) // least)))
         return [pairs[i0 : i0 + step] for i0 in range(0, len(pairs), step)]
 
+    def share(self, numbers: Any, work: Callable[["PairTask", Any], None], devices: Sequence[int]) -> None:
+        """Call ``work(task, some)`` for batches of these numbers; each device takes the next batch when it is free."""
+        if not devices:
+            for some in self.chunks(numbers, 1):
+                work(self, some)
+            return
+        cupy = import_cupy()
+        left = self.chunks(numbers, len(devices))
+        batches = iter(left)
+        contexts = {device: copy_context() for device in devices}
 
-def divergences(task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, progress: bool) -> F64:
+        def serve(device: int) -> None:
+            with cupy.cuda.Device(device):
+                own = self._replace(source=self.source.here(), options=self.options | {"backend": "cuda"})
+                for some in batches:
+                    contexts[device].run(work, own, some)
+
+        each(serve, devices, left.clear, threads=len(devices))
+
+
+def as_devices(devices: Any, options: dict[str, Any]) -> Sequence[int]:
+    """Check the numbers of the GPUs that share the pairs; none by default."""
+    if devices is None:
+        return ()
+    if (backend := options.get("backend", "auto")) not in ("auto", "cuda"):
+        raise ValueError(f"devices are GPUs: backend must be 'auto' or 'cuda', got {backend!r}")
+    count = import_cupy().cuda.runtime.getDeviceCount()
+    table = np.asarray(devices)
+    if table.ndim != 1 or not table.size or table.dtype.kind not in "iu":
+        raise TypeError(f"devices must be numbers of GPUs, such as [0, 1], got {shown(devices)}")
+    found: list[int] = table.tolist()
+    if len(set(found)) < len(found) or min(found) < 0 or max(found) >= count:
+        raise ValueError(f"devices must be different numbers from 0 to {count - 1}, got {found}")
+    return found
+
+
+def divergences(
+    task: PairTask, pairs: Any, needs_error: bool, ranks: Ranks, progress: bool, devices: Sequence[int] = ()
+) -> F64:  # fmt: skip
     """Return (divergences, standard errors), (2, q), of pairs of clouds, (q, 2); zeros for errors not needed."""
     found = np.zeros((2, len(pairs)))
     total = task.masses.sum(1)
     order = np.argsort(-task.source.sizes(task.masses)[pairs].prod(1), kind="stable")  # like sizes together
     own = order[ranks.rank :: ranks.size]
     shown = progress_bar(progress and ranks.rank == 0, total=len(own), desc="mapuot", unit="pair")
+
+    def work(task: PairTask, some: Any) -> None:
+        i, j = pairs[some].T
+        terms = task.terms(i, j)
+        ab = task.solve(i, j, terms)
+        if task.is_shared:
+            a, b = (selves.of(z) for z in (i, j))
+        else:
+            a, b = (self_terms_of(task, z, terms, needs_error) for z in (i, j))
+        apart = total[i] - total[j]
+        found[0, some] = host(dual_value(ab)) - 0.5 * (a.value + b.value) + 0.5 * np.asarray(terms[0]) * apart**2
+        if needs_error:
+            found[1, some] = error_of_divergence(ab, a.slope, b.slope)
+        bar.update(len(some))
+
     with ranks.together(), shown as bar:
         if task.is_shared:
-            selves = self_terms(task, np.unique(pairs), needs_error, ranks)
-        for some in task.chunks(own):
-            i, j = pairs[some].T
-            terms = task.terms(i, j)
-            ab = task.solve(i, j, terms)
-            if task.is_shared:
-                a, b = (selves.of(z) for z in (i, j))
-            else:
-                a, b = (self_terms_of(task, z, terms, needs_error) for z in (i, j))
-            apart = total[i] - total[j]
-            found[0, some] = host(dual_value(ab)) - 0.5 * (a.value + b.value) + 0.5 * np.asarray(terms[0]) * apart**2
-            if needs_error:
-                found[1, some] = error_of_divergence(ab, a.slope, b.slope)
-            bar.update(len(some))
+            selves = self_terms(task, np.unique(pairs), needs_error, ranks, devices)
+        task.share(own, work, devices)
     return np.asarray(ranks.sum(found))
 
 
-def self_terms(task: PairTask, which: Any, needs_error: bool, ranks: Ranks) -> SelfTerms:
+def self_terms(task: PairTask, which: Any, needs_error: bool, ranks: Ranks, devices: Sequence[int]) -> SelfTerms:
     """Solve each cloud of ``which`` against itself; all pairs use these self terms."""
     k, n = task.masses.shape
     value = np.zeros(k)
     slope = np.zeros((k, n * needs_error))
-    for some in task.chunks(which[ranks.rank :: ranks.size]):
+
+    def work(task: PairTask, some: Any) -> None:
         found = self_terms_of(task, some, (task.reg, task.reg_m), needs_error)
         value[some] = found.value
         slope[some, : found.slope.shape[1]] = found.slope
+
+    task.share(which[ranks.rank :: ranks.size], work, devices)
     return SelfTerms(np.asarray(ranks.sum(value)), np.asarray(ranks.sum(slope)))
 
 

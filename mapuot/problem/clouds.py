@@ -254,17 +254,25 @@ class Clouds(Cost):
         return found
 
     def placed(self, xp: ModuleType) -> "Clouds":
-        whole = self.whole
-        if namespace(whole.x) is xp:
+        if namespace(self.whole.x) is xp:
             return self
-        asarray = host if xp is np else xp.asarray
-        x = asarray(whole.x)
-        rows = asarray(whole.rows)
+        return self.read_by(host if xp is np else xp.asarray)
+
+    def here(self) -> "Clouds":
+        """Return the costs with points of a GPU on the current one."""
+        if self.on_device and namespace(self.whole.x) is not np:
+            return self.read_by(there)
+        return self
+
+    def read_by(self, read: Callable[[Any], Any]) -> "Clouds":
+        whole = self.whole
+        x = read(whole.x)
+        rows = read(whole.rows)
         if whole.x is whole.y:
             y, targets = x, rows
         else:
-            y = asarray(whole.y)
-            targets = asarray(self.targets)
+            y = read(whole.y)
+            targets = read(self.targets)
         found = whole._other(AllPoints, x=x, y=y)
         found._set(rows, targets)
         return self._of(found, *self.places)

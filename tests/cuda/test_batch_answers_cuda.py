@@ -1,5 +1,6 @@
 """Answers of a batch on a GPU equal the single answers, and stay there."""
 
+import threading
 import warnings
 
 import cupy as cp
@@ -9,6 +10,8 @@ from batches import P, assert_each, batch_of, values
 from numpy.testing import assert_allclose, assert_array_equal
 
 import mapuot
+import mapuot.groups
+from mapuot.api.pairwise import PairTask
 from mapuot.arrays import host
 from mapuot.problem.settings import STATISTICS
 
@@ -110,3 +113,63 @@ def test_a_reference_of_low_rank():
     found = mapuot.solve(cloud, reg=0.1, reg_m=1.0, reference=mapuot.LowRankReference(U, V), tol=1e-8)
     assert found.converged
     assert_allclose(host(found.plan), want.plan, atol=1e-7)
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    """Return a set of the devices that solve pairs; both must have begun before either goes on."""
+    monkeypatch.setenv("EMULATED_GPUS", "2")
+    if cp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one GPU")
+    used = set()
+    both = threading.Barrier(2)
+    solve = PairTask.solve
+
+    def watched(task, *args):
+        here = cp.cuda.Device().id
+        if here not in used:
+            used.add(here)
+            both.wait(120)
+        return solve(task, *args)
+
+    monkeypatch.setattr(PairTask, "solve", watched)
+    return used
+
+
+@pytest.mark.parametrize("kind", ["on a GPU", "on the host", "common costs", "groups"])
+def test_devices_share_the_pairs(kind, two_devices):
+    """Each device solves batches of pairs in a thread of its own; the answers are those of one device."""
+    rng = np.random.default_rng(3)
+    clouds = [rng.normal(size=(n, 2)) + n / 20 for n in (9, 14, 11, 7)]
+    given = {"reg": 0.3, "reg_m": 2.0, "standard_error": True}
+    call = mapuot.pairwise
+    if kind == "common costs":
+        M = np.abs(np.subtract.outer(np.arange(12.0), np.arange(12.0)))
+        args = M, rng.dirichlet(np.ones(12), 5)
+    elif kind == "groups":
+        pytest.importorskip("pandas")
+        call = mapuot.groups.pairwise
+        args = np.concatenate(clouds), np.repeat([*"abcd"], [*map(len, clouds)])
+        given |= {"scale_cost": "std", "scale_each": True}
+    else:
+        args = ([*map(cp.asarray, clouds)] if kind == "on a GPU" else clouds,)
+    found = call(*args, devices=[1, 0], **given)
+    assert two_devices == {0, 1}
+    right = call(*(args if kind != "on a GPU" else (clouds,)), backend="cpu", **given)
+    for mine, other in zip(found, right, strict=True):
+        assert_allclose(np.asarray(mine), np.asarray(other), rtol=1e-4, atol=1e-9)
+
+
+def test_devices_are_numbers_of_gpus():
+    clouds = [np.zeros((2, 1)), np.ones((3, 1))]
+    for devices, error in (
+        ([], TypeError),
+        ("01", TypeError),
+        ([0, 0], ValueError),
+        ([99], ValueError),
+        ([-1], ValueError),
+    ):
+        with pytest.raises(error, match="devices must be"):
+            mapuot.pairwise(clouds, reg=1.0, reg_m=1.0, devices=devices)
+    with pytest.raises(ValueError, match="backend must be 'auto' or 'cuda'"):
+        mapuot.pairwise(clouds, reg=1.0, reg_m=1.0, devices=[0], backend="cpu")

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import weakref
 from pathlib import Path
@@ -293,11 +294,16 @@ class RawModule:
 class Function:
     max_dynamic_shared_size_bytes = 0
     made = []  # noqa: RUF012 - by the number that stands for the address
+    alone = threading.Lock()  # __shared__ memory is static
 
     def __init__(self, launch, cooperative):
-        self.launch, self.cooperative = launch, cooperative
+        self.run, self.cooperative = launch, cooperative
         self.kernel = types.SimpleNamespace(ptr=len(Function.made))
         Function.made.append(self)
+
+    def launch(self, shape, given):
+        with Function.alone:
+            self.run(shape, given)
 
     def __call__(self, grid, block, args, shared_mem=0):
         shape = (ctypes.c_int * 6)(*(*grid, 1)[:2], *(*block, 1)[:2], shared_mem, self.cooperative)
@@ -346,19 +352,35 @@ class Stream(Current):
         return types.SimpleNamespace(launch=lambda stream: [call() for call in calls])
 
 
+class Here(threading.local):
+    """The current device of a thread."""
+
+    device = 0
+
+
+HERE = Here()
+
+
 class Device(Current):
-    current = 0
     compute_capability = "90"
 
     def __init__(self, device=None):
         if device is None:
-            self.id = Device.current
+            self.id = HERE.device
         else:
             self.id = device
         self.pci_bus_id = f"bus {self.id}"
 
     def use(self):
-        Device.current = self.id
+        HERE.device = self.id
+
+    def __enter__(self):
+        self.before = HERE.device
+        self.use()
+        return self
+
+    def __exit__(self, *error):
+        HERE.device = self.before
 
     def __eq__(self, other):
         return isinstance(other, Device) and self.id == other.id
@@ -405,7 +427,7 @@ cuda.Event = lambda disable_timing: types.SimpleNamespace(ptr=0, synchronize=lam
 cuda.MemoryPool, cuda.using_allocator = MemoryPool, using_allocator
 cuda.runtime = types.SimpleNamespace(
     getDeviceCount=lambda: int(os.environ.get("EMULATED_GPUS", "1")),
-    getDevice=lambda: Device.current,
+    getDevice=lambda: HERE.device,
     eventRecord=lambda event, stream: None,
     streamWaitEvent=lambda stream, event: None,
     getDeviceProperties=lambda device: {"name": b"none", "multiProcessorCount": 8},
