@@ -77,6 +77,7 @@ def test_a_sum_beyond_float64_moves_no_translation():
     for log_ratio in (math.inf, -math.inf, math.nan):
         assert rule("translation", limits(lam_rate=1.0), log_ratio, 0.0) == 0
         assert rule("next_translation", limits(mu_rate=1.0), log_ratio) == 0
+    assert rule("next_translation", limits(mu_rate=0.5), 2.0) == 1.0
 
 
 def test_the_logarithm_of_a_ratio():
@@ -419,6 +420,7 @@ ENDS = [  # (the pass, the state before it, limits, sums of scales and of the ne
     ({"error": 4.4e-7}, {}, {"finer": 1, "storage_error": 1e-7, "tol": 2e-7}, (1, 1), "coarse"),
     ({"error": 4.6e-7}, {}, {"finer": 1, "storage_error": 1e-7, "tol": 2e-7}, (1, 1), "running"),
     ({"error": 1.5e-4}, {}, {"extra_error": 1e-4}, (1, 1), "stalled"),
+    ({"error": 1.5e-4}, {}, {"extra_error": 1e-4}, (1, 1e101), "stalled"),  # no fresh K helps
     ({"error": 2.1e-4}, {}, {"extra_error": 1e-4}, (1, 1), "running"),
     ({"rejected": 1}, {"dropped": 2}, {"symmetric": 1}, (1, 1), "stalled"),
     ({"rejected": 1}, {"dropped": 1}, {"symmetric": 1}, (1, 1), "running"),
@@ -428,6 +430,7 @@ ENDS = [  # (the pass, the state before it, limits, sums of scales and of the ne
     ({"dead": 1}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "underflow"),
     ({}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "stalled"),
     ({}, {"since_best": 248, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "running"),
+    ({"error": 1e-7}, {"since_best": 249, "best_error": 1e-7, "progress_dual": 1.0}, {}, (1, 1), "converged"),
     ({"error": 9.995e-4}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "stalled"),
     ({"error": 9.98e-4}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "running"),
     ({"dual": 1.001}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "running"),
@@ -530,6 +533,18 @@ def test_a_coarse_correction_is_guarded_like_a_step():
         assert rule("settle", limits(anderson_depth=0), p, out) == coarse
 
 
+@pytest.mark.parametrize(
+    ("extrapolated", "dual", "rejected", "best"),
+    [(1, 1 - 0.9e-13, 0, 1.0), (1, 1 - 1.1e-13, 1, 1.0), (1, 2.0, 0, 2.0), (0, 0.5, 0, 0.5)],
+)
+def test_best_dual_value_and_rounding_of_the_guard(extrapolated, dual, rejected, best):
+    """A step may fall by rounding and leaves the best value; an image becomes the value that steps must keep."""
+    p = progress(extrapolated=extrapolated, best_dual=1.0, coarse=extrapolated)
+    assert rule("settle", limits(), p, record("stats", mass=1.0, dual=dual)) == rejected
+    assert p["best_dual"] == best
+    assert p["coarse"] == (extrapolated and not rejected)
+
+
 def test_guard_compares_with_the_best():
     """A fall in many small steps counts as a fall."""
     judge = Judge(tol=1e-6, anderson_depth=5)
@@ -573,7 +588,7 @@ def test_float32_sums_allow_a_fall():
     ("state", "stats", "scale", "grown"),
     [({}, {"dead": 1}, 1.0, True), ({}, {"lost": 2e-3}, 1.0, True), ({}, {}, 1e200, True), ({}, {}, 1.0, False),
      ({"dead": 1}, {"dead": 1}, 1.0, False), ({"clipped": 1}, {}, 1e200, False),
-     ({"since_absorb": 0}, {"dead": 1, "lost": 1.0}, 1e200, False)],
+     ({"since_absorb": 1}, {"dead": 1}, 1.0, True), ({"since_absorb": 0}, {"dead": 1, "lost": 1.0}, 1e200, False)],
 )  # fmt: skip
 def test_what_a_kernel_has_outgrown(state, stats, scale, grown):
     p = progress(**{**OLD, **state})
