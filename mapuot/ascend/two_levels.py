@@ -32,7 +32,7 @@ from ..status import FAILED
 from .groups import grouping
 from .settings import LEVELS
 
-MOST_CHANGE = 50.0  # nats of the plan between two groups since it was summed
+MOST_CHANGE = 100.0  # nats of a group's potential since the plan was summed
 FAR = 1.0  # nats between the marginal of a column and its mass: Newton's step takes a nat at a time
 ONLY = np.zeros(1, np.int64)  # the place of the one problem
 
@@ -207,10 +207,11 @@ class CoarseLevel:
             used = np.isfinite(new) & np.isfinite(old)
             moved = np.where(used, new, 0.0) - np.where(used, old, 0.0)
             total = np.add.reduceat(weight * used, first)
-            changes.append(np.add.reduceat(weight * moved, first) / np.where(total > 0, total, 1.0))
-        roots = self.mass * np.exp(np.minimum(changes[1][:, None] + changes[0], MOST_CHANGE))
-        r = roots.sum(0)
-        roots /= np.sqrt(np.where(r > 0, r, 1.0))
+            change = np.add.reduceat(weight * moved, first) / np.where(total > 0, total, 1.0)
+            changes.append(np.exp(np.clip(change, -MOST_CHANGE, MOST_CHANGE)))
+        roots = self.mass * changes[1][:, None]
+        r = changes[0] * roots.sum(0)
+        roots *= changes[0] / np.sqrt(np.where(r > 0, r, 1.0))
         S = dsyrk(-1.0, roots.T, trans=1, lower=1)
         np.fill_diagonal(S, 0.0)
         np.fill_diagonal(S, -dsymv(1.0, S, np.ones(len(S)), lower=1))
