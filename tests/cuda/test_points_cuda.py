@@ -258,6 +258,28 @@ def test_float32_passes_are_corrected_before_their_noise_exceeds_tol(using):
     assert found[-1][1].error <= 1e-6
 
 
+def test_a_float64_pass_comes_where_the_next_pass_may_be_the_last(using):
+    """At some tol the last float32 pass lies above it, and one float64 pass certifies; this costs no pass."""
+    x, y, a, b = clouds(90, 110, 20)
+    problem = Problem.from_arrays(mapuot.PointCloud(x, y, form=None), a, b, 0.1, 2.0, "kl", "product", cuda)
+    saved = []
+    for tol in (1e-3, 2e-3, 3e-3, 5e-3):
+        found = []
+        for least in (2**60, 1):
+            using(DEVICE_LAUNCHES, least_corrected=least)
+            rows = []
+            with closing(cuda.workspace(problem, make_options("auto", "mixed", tol, None, 1))) as workspace:
+                workspace.absorb(np.zeros(110))
+                while not rows or rows[-1][1].status == "running":
+                    rows.append((workspace.progress["narrow"] > 0, workspace.iterate(1)[-1]))
+            assert rows[-1][1].status == "converged"
+            assert not rows[-1][0]
+            found.append([stat.error for narrow, stat in rows if narrow])
+        assert len(found[1]) <= len(found[0])
+        saved.append(len(found[1]) < len(found[0]) and found[1][-1] > tol)
+    assert any(saved)
+
+
 def test_corrected_sums_end_with_their_k(using):
     """A new K has other errors of entries, so that float64 passes go on to the end."""
     using(DEVICE_LAUNCHES, least_corrected=1)

@@ -75,6 +75,9 @@ WORTH_AGAIN, FELL = 2.0, 0.25
 # the error at which they were corrected.
 CORRECT_AT, CORRECT_FROM, NOISY = 1e-3, 1e3, 2.0
 CORRECTED_FLOOR = 0.1  # floor of their errors, in units of the floor of other float32 passes: the noise of their sums
+# A float64 pass comes where the slower of the last two falls of the error, again, would bring it to so much of tol: it
+# saves a float32 pass where that holds, and costs three where it does not.
+LIKELY = 0.8
 # Rows find their scalings from one of at most MOST_APART tiles of columns. If v then exceeds e^MOST_TOP, all columns
 # count: a cluster may lie in none of these tiles.
 MOST_APART, MOST_TOP = 8, 20.0
@@ -397,6 +400,7 @@ class PointWorkspace(DeviceWorkspace):
     split: tuple[SplitSide, SplitSide] | None = None  # points in float16 pieces
     spare: tuple[PackedSide, PackedSide] | None = None  # points for float32 passes that may follow float64 ones
     corrected_at = math.inf  # error of the float64 pass whose sums corrected float32 passes last
+    narrow_errors: tuple[float, ...] = ()  # of up to three last float32 passes, without the rounding of their entries
     own: Any  # of `Passes`
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -591,6 +595,7 @@ class PointWorkspace(DeviceWorkspace):
         v = np.exp(log_v + float(self.progress["shift"]) - e)
         exact = r / u, vectors.asarray(joined("sums", launch.parts_in_out(1)))
         self.corrects_first = False
+        self.narrow_errors = ()
         put(self.progress, {"narrow": 1, "floor_error": 0, "floor_passes": 0})
         self.send_report()
         launch.set_passes(Passes(self.spare, True, self.narrow_points.form), None)
@@ -724,9 +729,28 @@ class PointWorkspace(DeviceWorkspace):
             count = 1
         super().passes(count, before)
 
+    def may_end_next(self, found: list[Stats]) -> bool:
+        """Tell whether the pass after these float32 passes is likely to reach tol."""
+        rounding = 3 * float(self.state["limits"]["storage_error"])
+        self.narrow_errors = (*self.narrow_errors, *(stat.error - rounding for stat in found))[-3:]
+        if not found or found[-1].status != "running" or found[-1].rejected or len(self.narrow_errors) < 3:
+            return False
+        first, second, last = self.narrow_errors
+        if not first > second > last > 0:
+            return False
+        return last * max(last / second, second / first) <= LIKELY * self.options.tol
+
+    def leave_float32(self) -> None:
+        """Make float64 passes next, as widen_passes of rules.h does."""
+        best = float(self.progress["best_dual"]) - 2 * float(self.progress["moved"])
+        put(self.progress, {"narrow": 0, "best_dual": best if math.isfinite(best) else -math.inf})
+        self.send_report()
+
     def read(self) -> list[Stats]:
         was_narrow = self.progress["narrow"] > 0
         found = super().read()
+        if was_narrow and self.may_correct and self.progress["narrow"] > 0 and self.may_end_next(found):
+            self.leave_float32()
         if (self.narrow or was_narrow) and not self.progress["narrow"] > 0:
             self.choose()
         elif self.spare and found and not was_narrow:
