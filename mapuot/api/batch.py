@@ -28,7 +28,7 @@ from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
 from ..ascend.stages import one_potential, turned
 from ..backends import pick
-from ..errors import FOR_VALUE, MUTED, InfeasibleError, ScalingWarning, warn
+from ..errors import FOR_VALUE, MUTED, InfeasibleError, ScalingWarning, muted, warn
 from ..penalties import F64
 from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
@@ -233,12 +233,17 @@ def solve_batch(
     if moves_nothing and (tables := tables_with_empty(M, A, B)) is not None:
         return with_empty(functools.partial(again, M, reg=reg, reg_m=reg_m, warm_start=warm_start), M, *tables)
     own, first = own_of(M, A, B, reg, reg_m, penalty)
+    options = make_options(method, precision, tol, tol_gap, threads)
+    nearer = nearer_options(options, precision, method)
     if own is not None and len(set(own.patterns.tolist())) > 1:
-        return of_patterns(again, (M, A, B), warm_start, own, first)
+        with muted():  # the parts number their own problems
+            result = of_patterns(again, (M, A, B), warm_start, own, first)
+        warn_of(result, tol, nearer)
+        return result
     if own is not None:
         reg = float(own.reg.min())
     problem = BatchProblem.from_arrays(M, A, B, reg, first, penalty, reference, chosen, mask, own)
-    options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, chosen)
+    options = one_potential(options, problem, symmetric, chosen)
     start = starts(warm_start, problem)
     turns = turned(problem, options)
     if turns:
@@ -249,15 +254,22 @@ def solve_batch(
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
+    for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
+        check_feasible(result[i], f"problem {i}: ")
+    warn_of(result, tol, nearer)
+    return result
+
+
+def warn_of(result: BatchResult, tol: float, nearer: str) -> None:
+    """Warn of odd units, and of problems that have not converged."""
+    if MUTED.get():
+        return
+    problem = result.problem
     odd = odd_units(problem, result.last_pass.mass, *problem.masses, unit_cure())
-    if odd and not MUTED.get():
+    if odd:
         warn(odd, ScalingWarning)
     if not result.converged.all():
-        for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
-            check_feasible(result[i], f"problem {i}: ")
-        if not MUTED.get():
-            warn_of_farthest(result, tol, nearer_options(options, precision, method))
-    return result
+        warn_of_farthest(result, tol, nearer)
 
 
 def warn_of_farthest(result: BatchResult, tol: float, nearer: str) -> None:

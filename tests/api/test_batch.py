@@ -420,3 +420,13 @@ def test_wrong_indices_and_flags_are_named():
             solve_batch(M, reg=0.1, reg_m=1.0, scale_cost="mean", scale_each=wrong)
         with pytest.raises(TypeError, match="scale_each must be True or False, got"):
             mapuot.pairwise(clouds, reg=0.1, reg_m=1.0, scale_cost="mean", scale_each=wrong)
+
+
+def test_patterns_of_hard_sides_warn_once():
+    """Problems that are solved apart, by their hard sides, keep their numbers in the one warning."""
+    M = np.random.default_rng(0).random((3, 6, 7))
+    reg = [1.0, 1e-4, 1.0]
+    with pytest.warns(mapuot.ConvergenceWarning) as caught:
+        found = mapuot.solve_batch(M, reg=reg, reg_m=[1.0, np.inf, 1.0], max_passes=60)
+    assert found.converged.tolist() == [True, False, True]
+    assert [str(x.message)[:56] for x in caught] == ["1 of 3 problems not converged; problem 1, the farthest: "]
