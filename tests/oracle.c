@@ -46,7 +46,7 @@ typedef struct {
 static real positive(real x) { return x > 0 ? x : 0; }
 static real larger(real x, real y) { return x > y ? x : y; }
 static real smaller(real x, real y) { return x < y ? x : y; }
-/* the change of a mass whose logarithm changes by x: a mass of next to nothing that grows a lot counts as well */
+/* the change of a mass if its logarithm changes by x: a mass of next to nothing that grows a lot counts as well */
 static real grown(real x) { return larger(F(fabs)(x), F(expm1)(x)); }
 static real lower(const side *s, int i) { return (real)(s->rho[i] < 1 ? 1 - s->rho[i] : 0) * s->t[i]; }
 static real upper(const side *s, int i) { return (real)(1 + s->rho[i]) * s->t[i]; }

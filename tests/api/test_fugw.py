@@ -142,7 +142,7 @@ def test_an_independent_entropy_is_that_of_co_optimal_transport(fused):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning:mapuot")
 def test_numbers_beyond_float64():
-    """A start of 1e300 each is one of 1; a plan whose mass has no square in float64 is refused by name."""
+    """A start of 1e300 each is one of 1; a plan is refused by name if its mass has no square in float64."""
     f, g, D, E, a, b = data()
     start = np.outer(a > 0, b > 0)
     losses = [FUGW(rho=2.0, eps=0.05).fit(f, g, D, E, a, b, start * size).loss for size in (1.0, 1e300, 1e-300)]

@@ -524,7 +524,7 @@ def test_quadratic_backend_of_moscot(alpha, cost, tau):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_numbers_beyond_float64():
-    """Weights of 1e308, whose sum is inf, are shares; days and masses of cells that are inf are refused."""
+    """Weights of 1e308 are shares though their sum is inf; days and masses of cells that are inf are refused."""
     X, days, _ = course(((8, 6), (9, 4)))
     model = OTModel(X, days)
     count = int((days == 0).sum())

@@ -735,7 +735,7 @@ def test_sums_over_kept_pairs_hold_in_any_number_of_parts(using):
     using(GROUPS, usual_groups=60)
     using(BOXES, most_kept_share=0.9)
     x, y, a, b = clouds(200, 270, 2)
-    x[:80] *= 0.1  # a dense cluster, whose boxes keep more pairs
+    x[:80] *= 0.1  # a dense cluster: its boxes keep more pairs
     y[:140] *= 0.1
     exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=0.005, reg_m=1.0, tol=1e-9, backend="cpu")
     for slabs in (1, 2):

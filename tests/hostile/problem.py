@@ -323,7 +323,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
 
 
 def draw_embeddings(rng: Any, largest: int) -> Problem:
-    """Return a problem between vectors in 1 to 600 dimensions, of a metric whose costs come from inner products.
+    """Return a problem between vectors in 1 to 600 dimensions, of a metric with costs by inner products.
 
     Some have more than the 64 points that the kernels for products sum over at a time.
     """
