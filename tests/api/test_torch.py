@@ -936,7 +936,7 @@ def test_scales_of_losses_may_be_weighted(how):
 
 @pytest.mark.parametrize("how", ["median", "weighted_mean"])
 def test_each_divergence_may_have_its_own_unit(how):
-    """With scale_each value and gradient are those of each problem alone in the unit of its costs."""
+    """With scale_each value and gradient equal each problem alone in the unit of its costs."""
     rng = np.random.default_rng(0)
     x = rng.random((3, 6, 2)) * np.array([1, 2, 5])[:, None, None]
     M = torch.tensor(((x[:, :, None] - x[:, None]) ** 2).sum(-1))

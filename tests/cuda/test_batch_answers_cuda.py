@@ -138,7 +138,7 @@ def two_devices(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["on a GPU", "on the host", "common costs", "groups"])
 def test_devices_share_the_pairs(kind, two_devices):
-    """Each device solves batches of pairs in a thread of its own; the answers are those of one device."""
+    """Each device solves batches of pairs in a thread of its own; the answers equal the answers of one device."""
     rng = np.random.default_rng(3)
     clouds = [rng.normal(size=(n, 2)) + n / 20 for n in (9, 14, 11, 7)]
     given = {"reg": 0.3, "reg_m": 2.0, "standard_error": True}
