@@ -13,30 +13,35 @@ from numpy.typing import ArrayLike
 from ..annotations import MarginalPenalty, MassStatistic
 from ..arrays import host
 from ..backends import pick
+from ..errors import shown
 from ..problem import validate
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
 from ..spaces.bound import bounded
 from ..spaces.distances import prepare, spaces_of
 from ..spaces.starts import best_answer
-from ..spaces.steps import GromovResult, Limits
-from ..spaces.task import as_features
+from ..spaces.steps import FirstPlan, GromovResult, Limits
+from ..spaces.task import Task, as_features
 from ..spaces.true import assess, task_of
 from ..status import Words, not_converged, warn_not_converged
-from ..synonyms import hinted
+from ..synonyms import hinted_onward
+from .solve import solve
+from .tune import Search, tuned
 
 OPTIONS = "threads", "backend", "precision", "max_passes"  # options of `solve` that a user may give
 
 
-@hinted
+@hinted_onward(solve)
 def gromov(
     X: ArrayLike,
     Y: ArrayLike,
     a: ArrayLike | None = None,
     b: ArrayLike | None = None,
     *,
-    reg: float,
-    reg_m: MarginalPenalty,
+    reg: float | None = None,
+    reg_m: MarginalPenalty | None = None,
+    mass: float | None = None,
+    sharpness: float | None = None,
     scale_cost: MassStatistic | None = None,
     reg_mode: str = "joint",
     metric: Any = "sqeuclidean",
@@ -71,6 +76,10 @@ def gromov(
         is half of ``epsilon`` of POT's balanced functions, and equals ``epsilon`` of POT's unbalanced function. With 0
         there is no entropy: proximal steps, each certified, lower a reg of their own from 1 / 20 of the median cost to
         1e-4 of it.
+    mass, sharpness : float, optional
+        In place of reg_m and of reg: the share of the mass that the plan should move, with the same reg_m on both
+        sides, and the sharpness that it should have (`Result.sharpness`), both in (0, 1). ``reg`` and ``reg_m`` of the
+        answer are searched for as by `tune`, over some ten answers, each started from the previous one.
     scale_cost : {"median", "mean", "std", "max", "weighted_median", "weighted_mean"}, optional
         Take reg and reg_m in units of this statistic of the first step's costs, as in `solve`. They are
         ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and half of the features' costs. ``result.scale_cost`` has the
@@ -124,7 +133,7 @@ def gromov(
     ------
     ValueError
         An argument is out of range; or a and b have unlike masses and reg_m is so large that rounding keeps the change
-        of a step above ``tol``.
+        of a step above ``tol``; or no plan with this ``mass`` and ``sharpness`` was found: the message has the nearest.
 
     Warns
     -----
@@ -154,10 +163,16 @@ def gromov(
     given = options.keys() - set(OPTIONS)
     if given:
         raise TypeError(f"options must be of {OPTIONS}, got {sorted(given)}")
+    check_one_of(reg=reg, sharpness=sharpness)
+    check_one_of(reg_m=reg_m, mass=mass)
     spaces = spaces_of((X, Y), metric, power, options.get("backend", "auto"))
-    reg, tol = as_positive(reg, "reg", wanted=">= 0 and finite", least=0.0), as_positive(tol, "tol")
-    max_iter = validate.as_count(max_iter, "max_iter")
-    low, high = (validate.as_rho(x, f"reg_m[{k}]") for k, x in enumerate(validate.as_pair(reg_m, "reg_m")))
+    if reg is not None:
+        reg = as_positive(reg, "reg", wanted=">= 0 and finite", least=0.0)
+    tol, inner_tol = as_positive(tol, "tol"), as_positive(inner_tol, "inner_tol")
+    limits = Limits(validate.as_count(max_iter, "max_iter"), tol, inner_tol)
+    rho = None
+    if reg_m is not None:
+        rho = tuple(validate.as_rho(x, f"reg_m[{k}]") for k, x in enumerate(validate.as_pair(reg_m, "reg_m")))
     a, b = (validate.as_weight(w, z.count, name, pick("cpu")) for w, z, name in zip((a, b), spaces, "ab", strict=True))
     prepare(spaces, (a, b), validate.as_count(landmarks, "landmarks", least=2))
     features = as_features(features, spaces[0].count, spaces[1].count)
@@ -165,23 +180,74 @@ def gromov(
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     is_joint = validate.as_choice(reg_mode, "reg_mode", ("joint", "independent")) == "joint"
-    task = task_of(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha, is_joint)
+    task = task_of(*spaces, a, b, 1.0, (1.0, 1.0), features, alpha, is_joint)
     scale = 1.0
     if scale_cost is not None:
         scale = scale_of([task.usual_cost()], scale_cost, masses=[(np.asarray(host(a)), np.asarray(host(b)))])
-        task = task_of(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha, is_joint)
-    task.check_settles(tol, max_iter)
-    inner_tol = as_positive(inner_tol, "inner_tol")
-    limits = Limits(max_iter, tol, inner_tol)
-    best = best_answer(task, init, limits, options)
-    if not (task.X.distances is None and task.Y.distances is None):
+    search = AnswerSearch(task, scale, reg, rho, init, limits, options)
+    best = search.best(mass, sharpness)
+    if not (spaces[0].distances is None and spaces[1].distances is None):
         assess(best)
     if bound_tol is not None:
-        best = bounded(task, best, as_positive(bound_tol, "bound_tol"), limits, options)
-    best.scale_cost = scale
+        best = search.bounded(best, as_positive(bound_tol, "bound_tol"))
     if not best.converged:
         warn_not_converged("gromov, the last step: " + not_converged(best, inner_tol, words=Words(tol="inner_tol")))
     if not best.settled:
         change = best.steps[-1].change
         warn_not_converged(f"gromov: the plan still changes by {change:.1e} after {max_iter} steps (tol {tol:.1e})")
     return best
+
+
+def check_one_of(**given: Any) -> None:
+    """Raise TypeError unless one of two arguments is given."""
+    if sum(value is not None for value in given.values()) != 1:
+        one, other = given
+        raise TypeError(f"gromov() takes one of {one} and {other}, got {shown(given)}")
+
+
+class AnswerSearch(Search):
+    """Answers of one problem of `gromov` for `tune`, each started from the previous answer.
+
+    ``reg`` and ``rho`` are the reg and reg_m of all answers, or None to search for them, in units of ``scale``.
+    """
+
+    def __init__(
+        self, task: Task, scale: float, reg: float | None, rho: Any, init: Any, limits: Limits, options: dict[str, Any]
+    ) -> None:
+        self.task, self.scale, self.reg, self.rho = task, scale, reg, rho
+        self.init, self.limits, self.options = init, limits, options
+        self.results = {}
+        self.last = None
+
+    def best(self, mass: float | None, sharpness: float | None) -> GromovResult:
+        """Return the answer with this mass and sharpness; None: a given reg_m or reg sets it."""
+        if mass is None and sharpness is None:
+            return self.answer(0.0, 0.0)
+        self.usual = self.task.median_cost / self.scale
+        given = None if self.rho is None else 1.0  # any number stands for rho
+        if mass is None:
+            mass = 0.5  # not asked for
+        if sharpness is None:
+            sharpness = 0.5
+        found = tuned(self, mass, sharpness, self.reg, given).result
+        assert isinstance(found, GromovResult)
+        return found
+
+    def answer(self, reg: float, reg_m: float) -> GromovResult:
+        """Return the answer at reg and reg_m, of which a given ``self.reg`` or ``self.rho`` takes the place."""
+        reg = reg if self.reg is None else self.reg
+        rho = self.rho or (reg_m, reg_m)
+        task = self.task.priced(self.scale * reg, tuple(self.scale * price for price in rho))
+        task.check_settles(self.limits.tol, self.limits.max_iter)
+        init = self.init
+        if self.last is not None:
+            init = FirstPlan(task.fitted(task.answer(self.last)))
+        found = best_answer(task, init, self.limits, self.options)
+        found.reg, found.reg_m, found.scale_cost = reg, rho, self.scale
+        return found
+
+    def bounded(self, best: GromovResult, bound_tol: float) -> GromovResult:
+        """Return the answer with its ``lower_bound``, or a better one that the search for the bound meets."""
+        found = bounded(best._task, best, bound_tol, self.limits, self.options)
+        found.reg, found.reg_m, found.scale_cost = best.reg, best.reg_m, best.scale_cost
+        return found

@@ -1,5 +1,7 @@
 """`tune`: find reg and reg_m for a wanted moved mass and a wanted sharpness of the plan."""
 
+from __future__ import annotations
+
 import functools
 import math
 import warnings
@@ -129,7 +131,11 @@ def tune(
     >>> round(result.mass, 2), round(result.sharpness, 2)
     (0.9, 0.6)
     """
-    search = Search(M, a, b, options)
+    return tuned(Search(M, a, b, options), mass, sharpness, reg, reg_m)
+
+
+def tuned(search: Search, mass: float, sharpness: float, reg: float | None, reg_m: float | None) -> Tuned:
+    """Find the reg and reg_m that are None, and return their answer; see `tune`."""
     inside = 1 - 1e-9, "a share in (0, 1)"
     share, sharp = (as_positive(x, name, *inside) for x, name in ((mass, "mass"), (sharpness, "sharpness")))
     log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * search.usual)
@@ -184,12 +190,15 @@ class Search:
     def solve(self, log_reg: float, log_reg_m: float) -> Result:
         key = log_reg, log_reg_m
         if key not in self.results:
-            reg, reg_m = map(math.exp, key)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ScalingWarning)  # little mass moves where the search asks for it
-                self.last = solve(*self.arguments, reg=reg, reg_m=reg_m, warm_start=self.last, **self.options)
+                self.last = self.answer(*map(math.exp, key))
             self.results[key] = self.last
         return self.results[key]
+
+    def answer(self, reg: float, reg_m: float) -> Result:
+        """Return the answer at reg and reg_m, started from the previous answer."""
+        return solve(*self.arguments, reg=reg, reg_m=reg_m, warm_start=self.last, **self.options)
 
     def share(self, log_reg: float, log_reg_m: float) -> float:
         result = self.solve(log_reg, log_reg_m)

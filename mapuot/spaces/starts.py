@@ -38,7 +38,9 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
         init = usual(task)
     found: list[FirstPlan] = []
     for one in init if isinstance(init, list) else [init]:
-        if not isinstance(one, str):
+        if isinstance(one, FirstPlan):
+            found.append(one)
+        elif not isinstance(one, str):
             found.append(FirstPlan(task.given(one)))
         elif validate.as_choice(one, "init", STARTS) == "coarse":
             found.append(between_some(task, options))

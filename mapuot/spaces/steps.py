@@ -101,6 +101,8 @@ class GromovResult(Result):
 
     Attributes
     ----------
+    reg, reg_m : float, (float, float)
+        reg and reg_m of the problem, in the units of the call; found where ``mass`` or ``sharpness`` asks for them.
     value, parts : float, Terms
         Objective of `gromov` at the plan, and the terms that add up to it: ``structure``, ``features``, ``rows``,
         ``columns``, ``entropy``.
@@ -144,6 +146,8 @@ class GromovResult(Result):
     (True, True)
     """
 
+    reg: float
+    reg_m: tuple[float, float]
     value: float
     parts: Terms
     steps: list[Step]

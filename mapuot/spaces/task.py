@@ -199,10 +199,18 @@ class Task:
 
     def between(self, X: Space, Y: Space) -> Task:
         """Return the same problem with other coordinates of the same points."""
-        features = self.F
-        if features is None and self.f.size:
-            features = self.f, self.g
-        return type(self)(X, Y, self.a, self.b, self.reg, self.rho, features, self.alpha, self.is_joint)
+        return type(self)(X, Y, self.a, self.b, self.reg, self.rho, self.features, self.alpha, self.is_joint)
+
+    def priced(self, reg: float, rho: Any) -> Task:
+        """Return the same problem with another reg and other reg_m."""
+        return type(self)(self.X, self.Y, self.a, self.b, reg, rho, self.features, self.alpha, self.is_joint)
+
+    @property
+    def features(self) -> Any:
+        """Features as the constructor takes them: a pair of points, the costs, or None."""
+        if self.F is None and self.f.size:
+            return self.f, self.g
+        return self.F
 
     def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
         moved = self.Y.times(self.X.times(cross).T).T

@@ -256,6 +256,47 @@ def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
         mapuot.gromov(x, y, a, b, reg=1e-5, reg_m=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"reg": 2.0}, {"mass": 0.7}),
+        ({}, {"mass": 0.7, "sharpness": 0.8}),
+        ({"reg_m": (100.0, np.inf)}, {"sharpness": 0.8}),
+        ({"reg": 0.05, "scale_cost": "median", "metric": "euclidean"}, {"mass": 0.4}),
+    ],
+)
+def test_the_plan_has_the_mass_and_the_sharpness_asked_for(given, wanted):
+    """They stand in the place of reg_m and reg, and these numbers alone give the same plan again."""
+    x, y = clouds_of_unlike_ends()
+    found = mapuot.gromov(x, y, **given, **wanted)
+    assert found.converged
+    assert found.settled
+    for name, share in wanted.items():
+        got = getattr(found, name)
+        assert abs(np.log(got / (1 - got)) - np.log(share / (1 - share))) <= 1e-2
+    units = {name: value for name, value in given.items() if name not in ("reg", "reg_m")}
+    again = mapuot.gromov(x, y, reg=found.reg, reg_m=found.reg_m, init=found, **units)
+    assert again.mass == pytest.approx(found.mass, rel=1e-3)
+    assert again.value == pytest.approx(found.value, rel=1e-6)
+
+
+def test_a_mass_that_no_plan_has_is_refused_with_the_nearest():
+    x, y = clouds_of_unlike_ends()
+    with pytest.raises(ValueError, match=r"the nearest found are 0\.9\d+ \(at reg_m"):
+        mapuot.gromov(x, y, reg=2000.0, mass=0.999999)
+    for given in ({"reg": 2.0}, {"reg": 2.0, "reg_m": 1.0, "mass": 0.5}, {"reg_m": 1.0}):
+        with pytest.raises(TypeError, match="takes one of"):
+            mapuot.gromov(x, y, **given)
+
+
+def clouds_of_unlike_ends():
+    """Return 40 points, and 30 of them turned, with 10 others."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)) * [3, 2, 1]
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    return x, np.vstack([x[:30] @ turn, 4 * rng.normal(size=(10, 3))])
+
+
 @pytest.mark.parametrize("reg_m", [(300.0, 200.0), (math.inf, math.inf), (math.inf, 200.0)])
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
 @pytest.mark.parametrize("fused", [False, True])
