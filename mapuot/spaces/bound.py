@@ -9,7 +9,7 @@ since -8 |G_P|^2 = min_G 8 |G|^2 - 16 <G, G_P> for G_P = sum_ij P_ij x_i y_j^T. 
 Hence it is concave, and within a simplex it lies above the affine function through lower bounds of V at the corners,
 such as the certified dual values of `solve`. Simplices that cover all G_P are halved, the simplex with the least bound
 first, until the bound is close to the value of a plan, or the solves are used up. Each half needs one more solve at
-most. The edge to halve is the edge whose middle raises the bound most, if V is quadratic.
+most. The edge to halve raises the bound most at its middle, if V is quadratic.
 
 Source: branch and bound over G after Ryner, Kronqvist, Karlsson: Globally solving the Gromov-Wasserstein problem for
 point clouds in low dimensional Euclidean spaces, 2023.

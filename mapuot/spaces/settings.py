@@ -12,10 +12,10 @@ class SpaceSettings(Settings):
     start_points: int = 500  # of each space, in the smallest problem of a coarse start (starts.py)
     fewer: int = 4  # times fewer points in each problem of a coarse start: together they take a tenth of the time
     formed_points: int = 2000  # up to so many, "euclidean" and "geodesic" form their matrix (distances.py)
-    # pairs of points whose costs and K a step may store, 12 bytes each on a GPU: 5 GB at 20,000 points (task.py)
+    # most pairs of points for a step that stores costs and K, 12 bytes each on a GPU: 5 GB at 20,000 points (task.py)
     most_formed: int = 1 << 29
     device_entries: int = 1 << 25  # distances of a block on a GPU: 256 MiB (embedding.py)
-    corner_entries: int = 1 << 21  # of the costs up to which they are formed; of more, each solve makes them (bound.py)
+    corner_entries: int = 1 << 21  # most costs that are formed once; more costs are made in each solve (bound.py)
     plan_entries: int = 1 << 20  # of the plans of pairs that are solved together: 8 MiB (api/gromov_pairs.py)
 
 
