@@ -1,0 +1,23 @@
+"""Newton's steps with two levels on a GPU take as many products as on a CPU, and reach the same plan."""
+
+import numpy as np
+import pytest
+
+import mapuot
+from mapuot.backends.cuda import DeviceBackend
+
+pytestmark = pytest.mark.gpu
+
+
+def test_two_levels_as_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(DeviceBackend, "most_factored", 0)  # as for clouds too large for a factor
+    rng = np.random.default_rng(3)
+    centres = rng.random((6, 2))
+    x, y = (centres[k] + 0.05 * rng.standard_t(3, (200, 2)) for k in (rng.integers(0, 6, 200), rng.integers(0, 6, 200)))
+    cloud = mapuot.PointCloud(x, y, truncate=1.0)
+    known = {"reg": 0.01, "reg_m": np.inf, "tol": 1e-6, "precision": "float64"}
+    here, there = (mapuot.solve(cloud, backend=name, **known) for name in ("cpu", "cuda"))
+    assert here.converged
+    assert there.converged
+    assert np.abs(here.plan - there.plan).sum() <= here.error_bound + there.error_bound
+    assert here.how.split("steps by")[1] == there.how.split("steps by")[1]
