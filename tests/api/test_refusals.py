@@ -23,7 +23,7 @@ import mapuot
 from mapuot import da, pot
 from mapuot.backends import pick
 from mapuot.flow import OTPlanSampler
-from mapuot.problem.cut import check_cut, find_cut
+from mapuot.problem.cut import check_cut, cut_of_flow, cut_of_potentials, find_cut
 from mapuot.problem.problem import Problem
 from mapuot.wot import OTModel
 
@@ -956,6 +956,33 @@ def test_a_flow_shows_what_potentials_do_not():
         told += infeasible
         assert (find_cut(problem, np.zeros(m), np.zeros(n)) is not None) == infeasible
     assert 25 < told < 125
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("search", ["potentials", "flow"])
+def test_each_search_names_the_points_and_allows_for_rounding(search, turned):
+    """Columns 1 and 2 have row 1 and, without mass, row 2: they may ask for row 1's mass and 1e-6 of it."""
+    M = np.array([[0.0, np.inf, np.inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    a = np.array([0.6, 0.4, 0.0])
+    log_u, log_v = np.array([0.0, 3.0, -np.inf]), np.array([0.0, 5.0, 4.0])
+
+    def cut(needed):
+        b = np.array([1 - needed, needed / 2, needed / 2])
+        given = (M.T, b, a) if turned else (M, a, b)
+        problem = Problem.from_arrays(*given, 0.2, np.inf, "kl", "product", pick("cpu"))
+        if search == "flow":
+            return cut_of_flow(problem)
+        return cut_of_potentials(problem, *((log_v, log_u) if turned else (log_u, log_v)))
+
+    words = "M connects {} with {} only, where {:.6g} must be transported and {:.6g} may be"
+    for needed in (0.6, 0.45, 0.4 * (1 + 2e-6)):
+        if turned and search == "flow":  # the flow from the columns shows the same cut from its other end
+            right = words.format("b[0]", "a[0]", 0.6, 1 - needed)
+        else:
+            right = words.format("a[1], a[2]" if turned else "b[1], b[2]", "b[1]" if turned else "a[1]", needed, 0.4)
+        assert cut(needed) == right
+    assert cut(0.4 * (1 + 0.5e-6)) is None
+    assert cut(0.3) is None
 
 
 def test_masses_without_a_plan_are_told_before_steps_with_a_factor(monkeypatch):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 PARTS = "api/test_refusals.py::test_parts_with_unlike_masses_are_told_before_a_pass api/test_sparse.py"
 CUTS = (
     "api/test_refusals.py::test_told_where_and_only_where_there_is_no_plan "
-    "api/test_refusals.py::test_a_flow_shows_what_potentials_do_not"
+    "api/test_refusals.py::test_a_flow_shows_what_potentials_do_not "
+    "api/test_refusals.py::test_each_search_names_the_points_and_allows_for_rounding"
 )
 BATCHES = [
     "test_float64_passes_are_those_of_the_oracle", "test_totals_far_apart_are_certified_truly",
