@@ -204,7 +204,7 @@ class OTPlanSampler:
             return None
         if y0 is None or y1 is None:
             raise ValueError("y0 and y1 must be given where across is, the cost of pairs with different labels")
-        (first, second), classes = pair_of(tuple(map(labels_of, (y0, y1))), [m, n])
+        (first, second), classes = pair_of(tuple(map(labels_of, (y0, y1))), [m, n], ("y0", "y1"))
         numbers = np.searchsorted(classes, first), np.searchsorted(classes, second)
         counts = np.stack([np.bincount(k, minlength=len(classes)) for k in numbers])
         if self.across == math.inf:

@@ -60,16 +60,18 @@ def one_hot(y: Any, classes: Any) -> Any:
     return table
 
 
-def pair_of(labels: Any, sizes: list[int]) -> tuple[list[Any], Any]:
-    """Check the labels of the points of x and y; return both, and all classes in order."""
+def pair_of(
+    labels: Any, sizes: list[int], names: tuple[str, str] = ("labels[0]", "labels[1]")
+) -> tuple[list[Any], Any]:  # fmt: skip
+    """Check the labels of the points of x and y, ``names`` in messages; return both, and all classes in order."""
     if isinstance(labels, (tuple, list)):
         pair = labels
     else:
         pair = ()
     if len(pair) != 2:
         raise ValueError(f"labels must be a pair, of the points of x and of those of y, got {shown(labels)}")
-    both = [as_labels(host(y), k, f"labels[{i}]") for i, (y, k) in enumerate(zip(pair, sizes, strict=True))]
-    classes = np.unique(np.concatenate([classes_of(y, ALONE, f"labels[{i}]") for i, y in enumerate(both)]))
+    both = [as_labels(host(y), k, name) for y, k, name in zip(pair, sizes, names, strict=True)]
+    classes = np.unique(np.concatenate([classes_of(y, ALONE, name) for y, name in zip(both, names, strict=True)]))
     return both, classes
 
 
