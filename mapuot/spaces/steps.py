@@ -123,7 +123,8 @@ class GromovResult(Result):
         Root mean square of the error of such coordinates' distances, over the root mean square of the distances, in X
         and in Y; ``value`` has 8 times as many landmarks as the steps. For geodesics it is measured at 32 points.
     lower_bound : float or None
-        Certified lower bound on the objective of every plan, if ``bound_tol`` asks for it.
+        Certified lower bound on the objective of every plan with these marginals, if ``bound_tol`` asks for it. A
+        plan misses its marginals by up to ``inner_tol``, so that near the minimum ``value`` may lie slightly below.
     is_independent : bool
         Whether the plan is nearly the product of its marginals (``sharpness`` below .05). Such a plan matches no
         points: reg is too large, or every start has ended near a saddle.
