@@ -403,7 +403,7 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any, engine: Backend) -> tuple[Any,
         if stores_pairs(M):
             M = as_cost(host(M), engine)
         elif engine.name == "cpu":
-            M = as_whole_cost(M, pick("reference"))
+            M = as_whole_cost(host(M), pick("reference"))
         else:
             M = as_cost(M, engine)
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:

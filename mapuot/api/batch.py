@@ -98,7 +98,7 @@ def as_table(masses: Any, count: int, name: str) -> F64:
     """Return the masses of one side of a batch on the host, (p, count) or (count,), for its scale."""
     if masses is None:
         return np.full(count, 1 / count)
-    table = as_array(host(masses), name)
+    table = as_array(masses, name)
     check_kind(table, name)
     if table.ndim not in (1, 2) or table.shape[-1] != count:
         raise ValueError(f"{name} must have shape (p, {count}) or ({count},), got {table.shape}")

@@ -85,7 +85,7 @@ def barycenter_unbalanced(
         as_positive(tau, "tau")
         if name != "sinkhorn_stabilized":
             raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
-    histograms = as_array(host(to_array(A, "A")), "A")
+    histograms = as_array(to_array(A, "A"), "A")
     costs: Any = host(to_array(M, "M"))
     shape = np.shape(histograms)
     if len(shape) != 2 or np.shape(costs) != (shape[0], shape[0]) or shape[1] == 0:

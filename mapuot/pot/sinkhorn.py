@@ -19,7 +19,6 @@ from ..answer.result import Result
 from ..answer.tensors import is_csr
 from ..api.batch import solve_batch
 from ..api.solve import solve
-from ..arrays import host
 from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import MASS_TOLERANCE, as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged
@@ -373,8 +372,8 @@ class Arguments:
         if not all(np.ndim(x) == 0 and as_float(x, "reg_m") == np.inf for x in as_pair(self.reg_m, "reg_m")):
             return given, none
         m, n = np.shape(self.M)
-        a = as_array(host(self.a), "a")
-        b = as_array(host(self.b), "b")
+        a = as_array(self.a, "a")
+        b = as_array(self.b, "b")
         a, b = (x.astype(np.float64) if x.size else np.full(k, 1 / k) for x, k in ((a, m), (b, n)))
         total = a.sum()
         asked = b.sum(0)

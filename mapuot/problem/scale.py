@@ -240,7 +240,7 @@ def rho_scaled_each(rho: Any, each: F64) -> Any:
     """Multiply the reg_m of a side, or of both, by the unit of each problem; the solver checks None and texts."""
     if rho is None or isinstance(rho, str):
         return rho
-    x = as_array(host(rho), "reg_m").astype(np.float64)
+    x = as_array(rho, "reg_m").astype(np.float64)
     if x.size == 1:
         return each[:, None] * x.reshape(())
     if x.ndim and x.shape[0] != len(each):

@@ -183,7 +183,14 @@ def as_penalties(value: Any) -> tuple[str, str]:
     return pair[0].lower(), pair[1].lower()
 
 
-def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
+def copied_to_host(x: Any) -> Any:
+    """Return x as a NumPy array; what lies on a GPU is copied, arrays of a list, too."""
+    if isinstance(x, (list, tuple)):
+        return np.asarray([host(part) for part in x])
+    return np.asarray(host(x))
+
+
+def as_array(value: Any, name: str, convert: Callable[[Any], Any] = copied_to_host) -> Any:
     """Return ``convert(value)``; raise an error with the argument's name for input that ``convert`` misreads."""
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")

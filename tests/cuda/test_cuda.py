@@ -547,7 +547,7 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
         points = [[(scale * z).astype(dtype) for z in both] for both in drawn]
         given = [[*map(cp.asarray, both)] for both in points]
         costs = [distances(*both) for both in given]
-        places = [(tuple(z.data.ptr for z in both), room.data.ptr, to.data.ptr, 40, 5, 0)
+        places = [(tuple(z.data.ptr for z in both), room.data.ptr, tuple(z.data.ptr for z in to), 40, 5, 0)
                   for both, room, to in zip(given, rooms, pairs, strict=True)]  # fmt: skip
         begun = [one_call(M, None, None, reg, reg_m, tol=tol) for M in costs]
         later = [turn.begin(*place) for turn, place in zip(turns, places, strict=True)]
