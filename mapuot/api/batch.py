@@ -265,7 +265,8 @@ def warn_of(result: BatchResult, tol: float, nearer: str) -> None:
     if MUTED.get():
         return
     problem = result.problem
-    odd = odd_units(problem, result.last_pass.mass, *problem.masses, unit_cure())
+    mass_a, mass_b = problem.masses
+    odd = odd_units(problem, result.last_pass.mass, mass_a, mass_b, unit_cure())
     if odd:
         warn(odd, ScalingWarning)
     if not result.converged.all():

@@ -162,7 +162,7 @@ class CoarseLevel:
         """``pairs``: kept ones; a factor takes as long as a few products."""
         self.backend, self.problem, self.threads = backend, problem, threads
         cloud = self.cloud = problem.cost.cloud
-        xp = namespace(problem.rows.weight)
+        xp = self.xp = namespace(problem.rows.weight)
         rows, columns = softened(cloud, *cloud.coordinates(xp))
         most = min(LEVELS.most_groups, int((LEVELS.factor_work * pairs) ** (1 / 3)))
         found = []
@@ -181,18 +181,20 @@ class CoarseLevel:
         k = LEVELS.rows_of_group
         rows = np.unique(np.concatenate([first + count * (2 * i + 1) // (2 * k) for i in range(k)]))
         group = np.searchsorted(first, rows, side="right") - 1
-        xp = namespace(problem.rows.weight)
+        xp = self.xp
         alpha, beta = problem.exponents(xp.asarray(log_u), xp.asarray(log_v))
         some = self.backend.operator_of(self.cloud[rows], problem.reg, None, ALONE, self.threads)
         some.set_exponents(alpha[xp.asarray(rows)], beta)
         mass = np.zeros((len(columns), len(first)))
         step = max(1, LEVELS.block_entries // n)
+        room = xp.empty((min(step, len(rows)), n), some.dtype)
         for i0 in range(0, len(rows), step):
-            block = some.plan(i0, min(i0 + step, len(rows)))
-            if namespace(block) is np:
+            i1 = min(i0 + step, len(rows))
+            block = some.plan(i0, i1, room[: i1 - i0])
+            if xp is np:
                 part = np.add.reduceat(block, columns, axis=1).T
             else:
-                part = host(np.add.reduceat(xp.asarray(block).T, xp.asarray(columns)))
+                part = host(np.add.reduceat(block.T, xp.asarray(columns)))
             own = group[i0 : i0 + step]
             new = np.flatnonzero(np.diff(own, prepend=-1))
             mass[:, own[new]] += np.add.reduceat(part, new, axis=1)
@@ -212,7 +214,11 @@ class CoarseLevel:
         roots = self.mass * changes[1][:, None]
         r = changes[0] * roots.sum(0)
         roots *= changes[0] / np.sqrt(np.where(r > 0, r, 1.0))
-        S = dsyrk(-1.0, roots.T, trans=1, lower=1)
+        if self.xp is np:
+            S = dsyrk(-1.0, roots.T, trans=1, lower=1)
+        else:
+            there = self.xp.asarray(roots)
+            S = -host(there @ there.T).T
         np.fill_diagonal(S, 0.0)
         np.fill_diagonal(S, -dsymv(1.0, S, np.ones(len(S)), lower=1))
         self.S = S

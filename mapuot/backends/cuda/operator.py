@@ -128,7 +128,10 @@ class DeviceOperator(Operator):
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n = self.shape[1]
         dtype = self.dtype
-        stays = self.there
+        if out is None:
+            stays = self.there
+        else:
+            stays = isinstance(out, cp.ndarray)
         needed = stays * (out is None) * (i1 - i0) * n * dtype.itemsize
         if needed > (free := free_memory(needed)):
             text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"

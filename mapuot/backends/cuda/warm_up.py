@@ -51,7 +51,7 @@ PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12
 def point_jobs(d: int, depth: int, wide: bool) -> list[Job]:
     """List float32, float64 and balancing kernels of squared distances, over all, half or kept pairs."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
-    kinds = [("float32", FORMS["squares" if few else "products"], {})]
+    kinds: list[tuple[str, int, dict[str, int]]] = [("float32", FORMS["squares" if few else "products"], {})]
     kinds += [("float64", EXPANDED, {"QUICK": quick}) for quick in (1, 2)]
     if few:
         variants = [{}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)]
