@@ -318,7 +318,7 @@ TABLE = {
         "api/test_gromov.py::test_the_change_bounds_plans_whose_entries_all_err_alike "
         "api/test_gromov.py::test_the_change_counts_what_the_inner_solve_leaves_open "
         "api/test_gromov.py::test_reg_m_far_above_reg_is_nearly_balanced", [
-        "* z{{ + apart**2}})", "{{4 * }}mass) / 3", "{{ + result.error_bound * mass}}",
+        "* z{{ + apart * apart}})", "{{4 * }}mass) / 3", "{{ + result.error_bound * mass}}",
         "firm = {{FIRM * reg < rho < math.inf~>False}}",
     ]),
     "mapuot/backends/cuda/arrays.py": ("cuda/test_points_cuda.py::test_a_matrix_of_products_errs_by_what_is_told", [
