@@ -272,7 +272,8 @@ def on_device(comm, with_nccl=True, device=0, never=False):
             def synchronize(self):
                 assert self.done, "the host waits for ever"
 
-        cupy.cuda.Device.current, cupy.cuda.get_current_stream = device, Stream
+        cupy.cuda.Device(device).use()
+        cupy.cuda.get_current_stream = Stream
         cupy.nccl.available, cupy.nccl.NcclCommunicator = with_nccl, Communicator
         yield cupy, made
 
