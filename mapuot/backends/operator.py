@@ -14,7 +14,6 @@ An operator that holds a K has these members as well:
                         read of K; the sums are valid until the next read, and stay on a GPU if they are many
     dots(v, sizes)      K v; ``sizes``: v holds factors of these lengths, one behind the other; the vector is their
                         outer product, with values below FLUSH_PRODUCT of kernel.py set to 0
-    times(x, turned)    x K^T, or x K if ``turned``, for vectors x (p, n), with the K of ``unabsorbed``; on the host
     log_matmul          the backend's function of this name
     arrays              the Backend that finds the range of M
     label(labels)       make later passes find the mass between clusters of rows and columns; None: stop this
@@ -257,6 +256,14 @@ class Operator:
         self.build(np.full(self.shape[0], self.ends[0]), np.zeros(self.shape[1]))
         return self.matrix
 
+    def times(self, x: F64, turned: bool) -> F64:
+        """Return x K^T, or x K if ``turned``, for vectors x (p, n) on the host, where the product lies again."""
+        if turned:
+            K = self.unabsorbed
+        else:
+            K = self.unabsorbed.T
+        return np.asarray(host(namespace(K).asarray(x) @ K))
+
     @cached_property
     def both_ways(self) -> tuple[Any, Any]:
         """The costs by row and by column; for a dense cost -M / reg instead."""
@@ -316,7 +323,6 @@ class Operator:
     open: Callable[[str], str]
     store: Callable[[str], None]
     build: Callable[[F64, F64], None]
-    times: Callable[[F64, bool], F64]
     log_matmul: Callable[..., Any]
     arrays: Backend
     matrix: Any

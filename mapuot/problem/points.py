@@ -22,7 +22,7 @@ from .labels import coordinates, signs
 from .metrics import METRICS, Metric
 from .parts import Parts
 from .settings import POINTS
-from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind
+from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind, copied_to_host
 
 FORM_BYTES = 1 << 30  # host memory that "auto" allows for a formed matrix and its K
 PAIR_BYTES = 16  # bytes of a pair in a formed matrix and in its K
@@ -691,7 +691,7 @@ def as_points(value: Any, name: str, stays: bool = False) -> Any:
     if stays:
         points = as_array(value, name, there)
     else:
-        points = as_array(host(value), name, on_host)
+        points = as_array(value, name, on_host)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
         if points.ndim == 1:
@@ -709,8 +709,8 @@ def as_points(value: Any, name: str, stays: bool = False) -> Any:
 def on_host(value: Any) -> Any:
     """Return an array on the host."""
     if is_tensor(value):
-        value = host(array_of(value))
-    return np.asarray(value)
+        value = array_of(value)
+    return copied_to_host(value)
 
 
 def check_finite(points: Any, name: str) -> None:

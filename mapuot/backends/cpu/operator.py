@@ -382,12 +382,7 @@ class HostOperator(Operator):
                 log_s = np.log(self.dots(v, sizes))
         return log_s, sums, largest
 
-    # ---- products of barycenters
-
-    def times(self, x: F64, turned: bool) -> F64:
-        if turned:
-            return np.asarray(x @ self.unabsorbed)
-        return np.asarray(x @ self.unabsorbed.T)
+    # ---- passes of barycenters
 
     def barycenter_passes(
         self, weights: F64, A: F64, log_a: F64, rho: float, log_v: F64, most: int, tol: float

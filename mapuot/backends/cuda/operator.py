@@ -368,11 +368,6 @@ class DeviceOperator(Operator):
     def matrix(self) -> Any:
         return self.K[:, : self.shape[1]]
 
-    def times(self, x: F64, turned: bool) -> F64:
-        if turned:
-            return np.asarray((cp.asarray(x) @ self.unabsorbed).get())
-        return np.asarray((cp.asarray(x) @ self.unabsorbed.T).get())
-
     # ---- passes with given ``base`` and ``fi`` instead of a prox
 
     def strips_of(self, dtype: str) -> Strips | None:

@@ -50,7 +50,7 @@ class DeviceLaunchSettings(Settings):
     spread_clusters: tuple[int, ...] = (2, 4, 8, 16)  # blocks that may share a spread row; the fewest that fit are used
     most_parts: int = 64  # of a sum between points (points.py)
     least_corrected: int = 1 << 29  # pairs of points: with fewer, float64 passes take no longer than to correct sums
-    least_tops: int = 1 << 13  # columns that suffice for the scalings of a K between points; with more, rows see some
+    least_tops: int = 1 << 13  # columns of points; with more, rows find the scalings of K from some of the columns
     # tiles of log_matmul, two a multiprocessor: if there are fewer, smaller tiles fill the device better
     few_tiles: int = 264
 
