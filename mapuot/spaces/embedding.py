@@ -16,28 +16,30 @@ pivoted Cholesky, 2024; Epperly, Tropp, Webber: Embrace rejection, 2024.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..arrays import arithmetic, host
+from ..arrays import host, namespace
 from ..backends import pick
 from ..errors import shown
 from ..penalties import F64
-from ..problem.points import as_points
+from ..problem.points import PointCosts, as_points
 from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
 from .settings import SPACES
 
 LEAST_PIVOT = 1e-13  # of the largest distance: below it, pivots are rounding
-BLOCK = 1 << 18  # distances of a block: 2 MiB, which stay in a core's cache
+BLOCK = 1 << 16  # distances of a tile: 512 KiB, which stay in a core's cache
 DRAWN = 16  # pivots drawn at a time: 383 columns of 50,000 points in 30-D take 2.0 s, one by one 5.8 (EPYC, one core)
 SAMPLED = 32  # columns that measure the error of geodesics
 
 
 class PointDistances:
-    """The distances |x_i - x_k|^power between points (m, d); products with them form one block of rows at a time."""
+    """The distances |x_i - x_k|^power between points (m, d); products with them form one tile at a time."""
 
     def __init__(self, given: Any, name: str, power: float, backend: str) -> None:
         self.points = np.asarray(as_points(given, name), np.float64)
@@ -75,35 +77,36 @@ class PointDistances:
 
         return np.asarray(cdist(self.x[i0:i1], self.x) ** self.power)
 
-    def blocks(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (i0, i1, the rows i0 to i1 of the distances), on the GPU for backend "cuda"."""
-        xp = arithmetic(pick(self.backend).to_memory(np.empty(0)))
-        ones = np.ones(self.count)
-        left = xp.asarray(np.column_stack([self.squares, ones, -2 * self.x]))
-        right = xp.asarray(np.ascontiguousarray(np.column_stack([ones, self.squares, self.x]).T))
-        if xp is np:
+    def tiles(self) -> Iterator[tuple[slice, slice, Any]]:
+        """Yield (rows, columns, their distances) of square tiles on and above the diagonal, on the backend's device."""
+        backend = pick(self.backend)
+        x = backend.to_memory(self.x)
+        if namespace(x) is np:
             most = BLOCK
         else:
             most = SPACES.device_entries
-        step = max(1, most // self.count)
-        for i0 in range(0, self.count, step):
-            i1 = min(i0 + step, self.count)
-            block = xp.asarray(left[i0:i1] @ right)
-            np.maximum(block, 0.0, out=block)
-            np.sqrt(block, out=block)
-            if self.power != 1:
-                block **= self.power
-            block.reshape(-1)[i0 :: self.count + 1] = 0.0  # the diagonal, which products round to 1e-8
-            yield i0, i1, block
+        count = -(-self.count // math.isqrt(most))
+        ends = [self.count * k // count for k in range(count + 1)]
+        parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+        for k, rows in enumerate(parts):
+            for columns in parts[k:]:
+                tile = backend.costs(PointCosts(x[rows], x[columns], "euclidean"))
+                if self.power != 1:
+                    tile **= self.power
+                yield rows, columns, tile
 
-    def times(self, Z: F64) -> F64:
-        """Return D Z."""
-        out = np.empty(Z.shape)
-        on_device: Any = None
-        for i0, i1, block in self.blocks():
-            if on_device is None:
-                on_device = arithmetic(block).asarray(Z)
-            out[i0:i1] = host(block @ on_device)
+    def times(self, Z: Any) -> Any:
+        """Return D Z, where Z lies."""
+        out: Any = None
+        for rows, columns, tile in self.tiles():
+            if out is None:
+                there = namespace(tile).ascontiguousarray(namespace(tile).asarray(Z))
+                out = namespace(tile).zeros(Z.shape)
+            out[rows] += tile @ there[columns]
+            if rows != columns:
+                out[columns] += tile.T @ there[rows]
+        if namespace(Z) is np:
+            return host(out)
         return out
 
     def square_means(self, w: F64) -> F64:
@@ -111,10 +114,16 @@ class PointDistances:
         if self.power == 1:
             first = w @ self.x
             return np.asarray(self.squares * w.sum() + w @ self.squares - 2 * self.x @ first)
-        out = np.empty(self.count)
-        for i0, i1, block in self.blocks():
-            out[i0:i1] = host(np.square(block) @ arithmetic(block).asarray(w))
-        return out
+        out: Any = None
+        for rows, columns, tile in self.tiles():
+            if out is None:
+                there = namespace(tile).asarray(w)
+                out = namespace(tile).zeros(self.count)
+            squares = tile**2
+            out[rows] += squares @ there[columns]
+            if rows != columns:
+                out[columns] += squares.T @ there[rows]
+        return np.asarray(host(out))
 
 
 class GraphDistances:

@@ -821,10 +821,11 @@ def test_points_on_the_device_are_solved_in_one_call(monkeypatch, using, dim, to
 
 
 @pytest.mark.parametrize("power", [1.0, 1.7])
-def test_blocks_of_true_distances_lie_on_the_device(power):
+def test_tiles_of_true_distances_lie_on_the_device(power, monkeypatch):
+    monkeypatch.setattr(SPACES, "device_entries", 900)  # tiles of 24 points and less
     rng = np.random.default_rng(0)
     x, Z, w = rng.normal(size=(70, 3)), rng.normal(size=(70, 5)), rng.random(70)
     here, there = (PointDistances(x, "X", power, backend) for backend in ("cpu", "cuda"))
-    assert all(isinstance(block, cp.ndarray) for _, _, block in there.blocks())
+    assert all(isinstance(block, cp.ndarray) for *_, block in there.tiles())
     np.testing.assert_allclose(there.times(Z), here.times(Z), atol=1e-11)
     np.testing.assert_allclose(there.square_means(w), here.square_means(w), atol=1e-11)
