@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from ..annotations import CostLike, Statistic
 from ..answer.tensors import taken
 from ..arrays import host
-from ..ascend.barycenters import MOST_IN_A_CALL, Barycenter, DebiasedBarycenter
+from ..ascend.barycenters import Barycenter, DebiasedBarycenter, fits_one_call
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
 from ..backends import Options, Stats, load, pick
@@ -386,12 +386,12 @@ def check_shares(shares: F64, used: Any, label: Any) -> None:
 def engine_for(M: Any, A: Any, count: int) -> Backend:
     """Return the backend of the products: a GPU for a large dense M that lies there, or a large Grid if A does.
 
-    ``count``: numbers in A. One call of the C core makes all passes of a smaller problem (`Barycenter.few_passes`).
+    ``count``: numbers in A. One call of the C core makes the first passes of a small problem (`Barycenter.few_passes`).
     """
     cost = cost_of(M)
     if stores_pairs(cost) or not (hasattr(cost, "nodes") or hasattr(cost, "dtype")):
         return load("cpu")
-    if count * cost.shape[-1] <= MOST_IN_A_CALL:
+    if fits_one_call(count, cost.shape[-1]):
         return load("cpu")
     return pick("auto", cost, A)
 

@@ -62,6 +62,11 @@ class Means:
         return self.log_kv is not None
 
 
+def fits_one_call(n_numbers: int, n_points: int) -> bool:
+    """Tell whether one call of the C core may make the first passes: for ``n_numbers`` in all p histograms, p n."""
+    return n_numbers * n_points <= MOST_IN_A_CALL
+
+
 class Barycenter(Body):
     """The body (passes.Body) for p histograms A (p, n) and one vector of weights.
 
@@ -122,8 +127,7 @@ class Barycenter(Body):
 
         The pass is None if another way has to make the passes.
         """
-        small = len(self.A) * self.width**2 <= MOST_IN_A_CALL and self.weights.all()
-        if self.hard or not small or self.reads != "dense K":
+        if self.hard or not self.weights.all() or self.reads != "dense K" or not fits_one_call(self.A.size, self.width):
             return log_v, None
         found = self.operator.barycenter_passes(self.weights, self.A, self.log_a, self.rho, log_v, most, options.tol)
         if found is None:
