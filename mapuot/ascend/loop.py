@@ -159,7 +159,9 @@ class StagePasses:
             self.newton = None
         if self.newton:
             self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
-        self.rounds = LEVELS.rounds if two_levels.serves(problem, options, skip) else 0
+        self.rounds = 0
+        if self.newton and two_levels.serves(workspace, problem, options, run.backend, bool(skip)):
+            self.rounds = LEVELS.rounds
         run.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         self.is_fresh = True  # K was built just before the passes
         self.is_left = False  # the first pass has an error above ``leave_above``

@@ -150,7 +150,7 @@ def stages(
     own = Stage(
         problem.reg, options.tol, options.precision, options.anderson_depth, most, UNDONE, certifies=options.last
     )
-    found = climb(problem, options, most // 2)
+    found = before_levels(climb(problem, options, most // 2), problem, options, backend, skips)
     is_first = not found
     if found:
         found[0] = found[0]._replace(from_zeros=True)
@@ -191,6 +191,15 @@ def stages(
     return tuple(found)
 
 
+def before_levels(
+    found: list[Stage], problem: Problem, options: Options, backend: Backend, skips: bool
+) -> list[Stage]:  # fmt: skip
+    """Return larger regs without Newton's steps where steps with two levels follow: products are few near the end."""
+    if options.symmetric or not levels_serve(problem, backend, skips):
+        return found
+    return [stage._replace(certifies=False) for stage in found]
+
+
 def before_steps(
     found: list[Stage], problem: Problem, options: Options, most: int, backend: Backend
 ) -> list[Stage]:  # fmt: skip
@@ -210,14 +219,29 @@ def before_steps(
 
 def factors_serve(problem: Problem, options: Options, backend: Backend) -> bool:
     """Return whether Newton's steps with a factor may follow stalled passes."""
-    cost = problem.cost
-    is_possible = cost.operator in ("tiles", "points", "pairs", "products") and problem.ranks.size == 1
-    is_possible = is_possible and options.anderson_depth > 0 and options.last and cost.size <= backend.most_factored**2
-    if not is_possible or min(problem.shape) > backend.most_factored:
+    is_possible = problem.cost.operator in ("tiles", "points", "pairs", "products") and problem.ranks.size == 1
+    is_possible = is_possible and options.anderson_depth > 0 and options.last
+    if not is_possible or not fits_factor(problem, backend):
         return False
     if not (problem.rows.logarithmic and problem.cols.logarithmic):
         return True
     return max(problem.rows.rho_range[1], problem.cols.rho_range[1]) >= STIFF * problem.reg
+
+
+def fits_factor(problem: Problem, backend: Backend) -> bool:
+    """Return whether the backend factors equations between so many points."""
+    most = backend.most_factored
+    return bool(min(problem.shape) <= most and problem.cost.size <= most**2)
+
+
+def levels_serve(problem: Problem, backend: Backend, skips: bool) -> bool:
+    """Return whether Newton's steps with two levels (two_levels.py) serve: a cloud with hard sides, without a factor.
+
+    ``skips``: pairs of points are skipped, so that no factor is made.
+    """
+    if not problem.balanced or problem.ranks.size > 1 or problem.cost.operator != "points":
+        return False
+    return skips or not fits_factor(problem, backend)
 
 
 def climb(problem: Any, options: Options, most: int) -> list[Stage]:

@@ -1,13 +1,12 @@
 """Newton's steps with two levels between hard sides of clouds: true bounds, few products, and equations as by NumPy."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 import mapuot
 from mapuot.ascend import two_levels
 from mapuot.ascend.settings import LEVELS
+from mapuot.ascend.stages import levels_serve
 from mapuot.backends import pick
 from mapuot.problem.problem import Problem
 
@@ -47,7 +46,7 @@ def test_bounds_are_true_and_products_are_few(masses, tol):
 
 
 def groups_of(x, y, log_u, log_v):
-    """Return the groups of a cloud with the plan's mass between them, and the matrix of that plan."""
+    """Return the groups of a cloud with the plan's mass between them, and that plan in the order of the groups."""
     m, n = len(x), len(y)
     backend = pick("cpu")
     a, b = np.full(m, 1 / m), np.full(n, 1 / n)
@@ -55,7 +54,8 @@ def groups_of(x, y, log_u, log_v):
     problem = Problem.from_arrays(cost, a, b, REG, np.inf, "kl", "product", backend)
     groups = two_levels.CoarseLevel(backend, problem, 1e9, 1)
     groups.sum_plan(log_u, log_v)
-    return groups, np.exp(log_u[:, None] + log_v - costs(x, y) / REG) / (m * n)
+    P = np.exp(log_u[:, None] + log_v - costs(x, y) / REG) / (m * n)
+    return groups, P[np.ix_(*groups.order)]
 
 
 def schur(P, rows, cols):
@@ -72,15 +72,20 @@ def test_equations_between_groups():
     log_u, log_v = rng.normal(size=90), rng.normal(size=70)
     with LEVELS.using(least_in_group=5, rows_of_group=1000):
         groups, P = groups_of(x, y, log_u, log_v)
-        assert 5 < len(groups.first[0]) < 40
+        assert 5 < len(groups.rows.first) < 40
         groups.form(log_u, log_v)
-        np.testing.assert_allclose(np.tril(groups.S), np.tril(schur(P, *groups.first)), rtol=1e-12, atol=1e-18)
-        steps = [rng.normal(size=len(first)) for first in groups.first]
-        label = np.searchsorted(groups.first[0], np.arange(90), side="right") - 1
-        moved = log_u + steps[0][label], log_v + steps[1][groups.label]
+        np.testing.assert_allclose(
+            np.tril(groups.equations.S), np.tril(schur(P, groups.rows.first, groups.cols.first)), rtol=1e-12, atol=1e-18
+        )
+        steps = [rng.normal(size=len(first)) for first in (groups.rows.first, groups.cols.first)]
+        moved = log_u.copy(), log_v.copy()
+        for log, step, own, at in zip(moved, steps, (groups.rows, groups.cols), groups.order, strict=True):
+            log[at] += step[own.label]
         groups.form(*moved)  # potentials that move with their groups need no new sums
-        P *= np.exp(steps[0][label][:, None] + steps[1][groups.label])
-        np.testing.assert_allclose(np.tril(groups.S), np.tril(schur(P, *groups.first)), rtol=1e-10, atol=1e-18)
+        P *= np.exp(steps[0][groups.rows.label][:, None] + steps[1][groups.cols.label])
+        np.testing.assert_allclose(
+            np.tril(groups.equations.S), np.tril(schur(P, groups.rows.first, groups.cols.first)), rtol=1e-10, atol=1e-18
+        )
 
 
 def test_few_rows_stand_for_their_group():
@@ -89,8 +94,8 @@ def test_few_rows_stand_for_their_group():
     with LEVELS.using(least_in_group=10, rows_of_group=2):
         groups, P = groups_of(x, y, np.zeros(200), np.zeros(160))
         groups.form(np.zeros(200), np.zeros(160))
-        exact = np.diag(schur(P, *groups.first))
-    np.testing.assert_allclose(np.diag(groups.S), exact, rtol=0.2)
+        exact = np.diag(schur(P, groups.rows.first, groups.cols.first))
+    np.testing.assert_allclose(np.diag(groups.equations.S), exact, rtol=0.2)
 
 
 def test_steps_end_with_the_passes_that_are_left():
@@ -103,15 +108,32 @@ def test_steps_end_with_the_passes_that_are_left():
     assert found.status == "max_passes"
 
 
-def test_one_soft_side_and_ranks_take_other_ways():
+def test_one_soft_side_and_small_clouds_take_other_ways(monkeypatch):
     x = cloud(60, 1)
     backend = pick("cpu")
     a = np.full(60, 1 / 60)
     cost = mapuot.PointCloud(x, x + 0.1, scale=0.5)._cost
     soft = Problem.from_arrays(cost, a, a, REG, (np.inf, 1.0), "kl", "product", backend)
     hard = Problem.from_arrays(cost, a, a, REG, np.inf, "kl", "product", backend)
-    options = mapuot.route.options.make_options("auto", "float64", 1e-6, None, 1)
-    assert two_levels.serves(hard, options, skip=True)
-    assert not two_levels.serves(hard, options, skip=None)
-    assert not two_levels.serves(soft, options, skip=True)
-    assert not two_levels.serves(hard, dataclasses.replace(options, symmetric=True), skip=True)
+    assert levels_serve(hard, backend, skips=True)
+    assert not levels_serve(hard, backend, skips=False)
+    assert not levels_serve(soft, backend, skips=True)
+    monkeypatch.setattr(type(backend), "most_factored", 59)
+    assert levels_serve(hard, backend, skips=False)
+    assert not levels_serve(soft, backend, skips=False)
+
+
+@pytest.mark.parametrize("tol", [1e-3, 1e-6])
+def test_clouds_without_skipped_pairs(monkeypatch, tol):
+    """Clouds too large for a factor take such steps, too: they ended after 80 and 104 products."""
+    monkeypatch.setattr(type(pick("cpu")), "most_factored", 0)
+    x = cloud(500, 1)
+    y = cloud(540, 2)
+    exact = mapuot.solve(costs(x, y), reg=REG, reg_m=np.inf, tol=1e-9)
+    with LEVELS.using(least_in_group=2):
+        found = mapuot.solve(
+            mapuot.PointCloud(x, y, scale=0.5, truncate=None, form=None), reg=REG, reg_m=np.inf, tol=tol
+        )
+    assert found.converged
+    assert np.abs(found.plan - exact.plan).sum() <= found.error_bound + exact.error_bound
+    assert 0 < int(found.how.split("steps by ")[1].split()[0]) < 200

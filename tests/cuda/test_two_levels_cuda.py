@@ -4,17 +4,20 @@ import numpy as np
 import pytest
 
 import mapuot
+from mapuot.backends.cpu import HostBackend
 from mapuot.backends.cuda import DeviceBackend
 
 pytestmark = pytest.mark.gpu
 
 
-def test_two_levels_as_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(DeviceBackend, "most_factored", 0)  # as for clouds too large for a factor
+@pytest.mark.parametrize("truncate", [1.0, None], ids=["kept pairs", "all pairs"])
+def test_two_levels_as_on_a_cpu(monkeypatch, truncate):
+    for kind in DeviceBackend, HostBackend:
+        monkeypatch.setattr(kind, "most_factored", 0)  # as for clouds too large for a factor
     rng = np.random.default_rng(3)
     centres = rng.random((6, 2))
     x, y = (centres[k] + 0.05 * rng.standard_t(3, (200, 2)) for k in (rng.integers(0, 6, 200), rng.integers(0, 6, 200)))
-    cloud = mapuot.PointCloud(x, y, truncate=1.0)
+    cloud = mapuot.PointCloud(x, y, truncate=truncate, form=None)
     known = {"reg": 0.01, "reg_m": np.inf, "tol": 1e-6, "precision": "float64"}
     here, there = (mapuot.solve(cloud, backend=name, **known) for name in ("cpu", "cuda"))
     assert here.converged

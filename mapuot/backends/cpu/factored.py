@@ -1,5 +1,7 @@
-"""Plans and equations of Newton's steps with a factor, by NumPy and LAPACK."""
+"""Plans and equations of Newton's steps with a factor, and equations between groups, by NumPy and LAPACK."""
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -63,3 +65,28 @@ class HostPlans(ArrayPlans):
         _, y, failed = dposv(shifted.T, right, lower=True, overwrite_a=True)
         self.y[place] = np.nan if failed else y
         return right - dsymv(1.0, self.S[place].T, self.y[place], lower=True) - added * self.y[place]
+
+
+class HostLaplacian:
+    """Equations of S = diag(sums) - R^T R, whose rows have the sum 0: the lower triangle of S."""
+
+    def __init__(self, roots: F64) -> None:
+        from scipy.linalg.blas import dsymv, dsyrk  # noqa: PLC0415 - on first use
+
+        S = dsyrk(-1.0, roots.T, lower=1)
+        np.fill_diagonal(S, 0.0)
+        np.fill_diagonal(S, -dsymv(1.0, S, np.ones(len(S)), lower=1))
+        self.S = S
+
+    def inverse(self, added: F64, along: F64) -> Callable[[F64], F64]:
+        """Return the product with (S + diag(added) + w w^T / |w|_1)^-1, w = ``along``: NaN if it has no factor."""
+        from scipy.linalg import cho_factor, cho_solve  # noqa: PLC0415 - on first use
+        from scipy.linalg.blas import dsyr  # noqa: PLC0415 - on first use
+
+        shifted = dsyr(1.0 / float(along.sum()), along, a=self.S, lower=1)
+        shifted.T.reshape(-1)[:: len(along) + 1] += added
+        try:
+            factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return lambda x: np.full(len(x), np.nan)
+        return functools.partial(cho_solve, factor, check_finite=False)

@@ -4,7 +4,7 @@
 beside the product and the factor, whatever the number of problems.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...penalties import F64
 from .. import records
 from ..array_plans import ArrayPlans
 from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Margin, StepNumbers, TrialNumbers
+from . import vectors
 from .arrays import pinned
 from .kernels import Job, by_value, kernel
 from .launch import Launch
@@ -239,3 +240,35 @@ class DeviceArrayPlans(ArrayPlans):
         y = posv(shifted, right)
         self.y[place] = y
         return right - self.S[place] @ y - added * y
+
+
+class DeviceLaplacian:
+    """Equations of S = diag(sums) - R^T R, whose rows have the sum 0, on the device."""
+
+    def __init__(self, roots: Any) -> None:
+        plain = roots.view(cp.ndarray)
+        self.S = vectors.asarray(cp.matmul(plain.T, plain))
+        self.S *= -1.0
+        diagonal = self.S.reshape(-1)[:: len(self.S) + 1]
+        diagonal[...] = 0.0
+        diagonal[...] = -vectors.asarray(cp.matmul(self.S.view(cp.ndarray), cp.ones(len(self.S))))
+
+    def inverse(self, added: Any, along: Any) -> Callable[[Any], Any]:
+        """Return the product with (S + diag(added) + w w^T / |w|_1)^-1, w = ``along``: NaN if it has no factor L.
+
+        The product is L^-T (L^-1 x) with a stored L^-1: it is positive definite whatever the rounding, and reads the
+        matrix twice, while triangular equations go row by row.
+        """
+        from cupyx.scipy.linalg import solve_triangular  # noqa: PLC0415 - loads cuBLAS
+
+        shifted = self.S + (along / float(along.sum()))[:, None] * along
+        eye = vectors.zeros(shifted.shape)
+        for x, values in ((shifted, added), (eye, 1.0)):
+            x.reshape(-1)[:: len(x) + 1] += values
+        factor = cp.linalg.cholesky(shifted.view(cp.ndarray))
+        inverse = solve_triangular(factor, eye.view(cp.ndarray), lower=True)
+
+        def product(x: Any) -> Any:
+            return vectors.asarray(cp.matmul(inverse.T, cp.matmul(inverse, x.view(cp.ndarray))))
+
+        return product

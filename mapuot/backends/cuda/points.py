@@ -700,7 +700,10 @@ class PointWorkspace(DeviceWorkspace):
         self.resume()
 
     def newton_product(self) -> Callable[[F64], F64]:
-        """Return the product for Newton's step from the last pass: P^T (fi / r) P d, or -P d with one potential."""
+        """Return the product for Newton's step from the last pass: P^T (fi / r) P d, or -P d with one potential.
+
+        The product lies where d lies.
+        """
         self.progress["narrow"] = 0.0
         self.take_float64()
         reg = self.problem.reg
@@ -718,8 +721,8 @@ class PointWorkspace(DeviceWorkspace):
 
         def product(d: F64) -> F64:
             sums = self.launch.product(0, v, vectors.asarray(d))
-            found: F64 = host(-v * sums if self.options.symmetric else v * self.launch.product(1, factor, sums))
-            return found
+            found: F64 = -v * sums if self.options.symmetric else v * self.launch.product(1, factor, sums)
+            return host(found) if namespace(d) is np else found
 
         return product
 

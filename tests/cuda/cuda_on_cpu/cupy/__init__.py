@@ -390,9 +390,10 @@ class Device(Current):
 
 
 def cholesky(matrices):
-    """Return the factors of a stack of matrices; NaN where one is not positive definite, as CuPy says nothing."""
+    """Return the factors of a matrix or a stack; NaN where one is not positive definite, as CuPy says nothing."""
     found = np.full(matrices.shape, np.nan)
-    for factor, matrix in zip(found, matrices.get(), strict=True):
+    stacked = (x.reshape(-1, *matrices.shape[-2:]) for x in (found, matrices.get()))
+    for factor, matrix in zip(*stacked, strict=True):
         with contextlib.suppress(np.linalg.LinAlgError):
             factor[:] = np.linalg.cholesky(matrix)
     return asarray(found)
