@@ -134,9 +134,9 @@ def sinkhorn_loss(
     Returns
     -------
     value : scalar or (p,) tensor
-        The dual value, a lower bound of the optimum within the certified gap, in units of M times mass. float64 if an
-        argument is float64, else float32; half precision is solved in float32, also under torch.autocast. Gradients
-        have the dtype of their input.
+        The dual value, a lower bound of the optimum up to rounding, within the certified gap, in units of M times mass.
+        float64 if an argument is float64, else float32; half precision is solved in float32, also under
+        torch.autocast. Gradients have the dtype of their input.
 
     Raises
     ------

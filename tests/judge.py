@@ -21,7 +21,9 @@ from mapuot.status import has_tiny_masses, lost_digits
 UNIT = 2.0**-53
 ROUNDINGS = 64
 STORAGE = {"float64": 0.0, "auto": 2.0**-23, "mixed": 2.0**-23}
-FALSE = ("plan error", "float32 plan", "dual above", "gap untrue", "violation", "nan", "negative gap", "not met")
+FALSE = (
+    "plan error", "float32 plan", "dual above", "gap untrue", "violation", "nan", "negative gap", "not met", "slopes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,20 @@ class Claim:
     translation: float = 0.0  # log u is the first of own_logs less this, log v the second and this, M's constant aside
     own_logs: Any = None  # log scalings with more digits
     lost: float = 0.0  # error of the plan below which rounding of its exponents allows nothing, as warnings say
+
+
+@dataclass(frozen=True)
+class LossClaim:
+    """The claims of a loss between points: a value, and slopes by the points of rows."""
+
+    converged: bool  # no warning says otherwise
+    value: float
+    slopes: Any
+    unit: float  # rounding, the least and the largest number of the dtype of the slopes
+    tiny: float
+    most: float
+    status: str = "loss"
+    lost: float = 0.0
 
 
 def claim_of(result: Any) -> Claim:
@@ -263,6 +279,49 @@ def judge(
     found += error_failures(problem, claim, best, mine, storage, figures)
     found += marginal_failures(problem, claim, mine, storage)
     return found, figures
+
+
+def judge_loss(
+    problem: Any, claim: LossClaim, options: dict[str, Any]
+) -> tuple[list[Failure], dict[str, float]]:  # fmt: skip
+    """Return the false claims of a loss: a lower bound up to rounding, and the slopes of a plan within ``tol``.
+
+    The slope by x_i is sum_j P_ij dM_ij / dx_i: plans that differ by ``tol`` of their mass have slopes that differ by
+    at most tol times the mass and the largest |dM_ij / dx_i|_1. Slopes are compared where M is smooth, and where a
+    side is soft: between hard sides the masses differ from the given ones.
+    """
+    best = oracle.answer(problem)
+    if best is None:
+        return [], {"no reference": 1}
+    found = []
+    stored = 4 * STORAGE[options.get("precision", "auto")]
+    rounding = (ROUNDINGS * UNIT + stored) * best.scale + best.gap + problem.cost_rounding * best.mass
+    if not np.isfinite(claim.value):
+        found.append(Failure("nan" if claim.converged else "failed with nan", 1.0, f"value {claim.value}"))
+    elif claim.value > best.dual + rounding:
+        over = float(claim.value - best.dual)
+        found.append(Failure("dual above", over / rounding, f"value {claim.value!r} above the optimum {best.dual!r}"))
+    if not claim.converged or (problem.hard(0) and problem.hard(1)):
+        return found, {"converged": claim.converged}
+    x, y, metric, scale = problem.points
+    x, y = (np.asarray(z, LONG) for z in (x, y))
+    if metric == "sqeuclidean":
+        each = 2 * LONG(scale) * (x[:, None] - y)
+    elif metric == "inner":
+        each = np.broadcast_to(-LONG(scale) * y, (*problem.shape, y.shape[1]))
+    else:
+        return found, {"converged": claim.converged}
+    right = (best.plan[..., None] * each).sum(1)
+    largest = float(np.abs(each).sum(2).max())
+    far = LONG(scale) * max(float(np.abs(z).max()) for z in (x, y)) * y.shape[1]
+    allowed = (options["tol"] + best.error) * best.mass * largest + 2 * claim.unit * float(np.abs(right).sum())
+    allowed += float(64 * UNIT * best.mass * far)
+    allowed += right.size * claim.tiny
+    off = float(np.abs(np.asarray(claim.slopes, LONG) - right).sum())
+    if off > allowed and np.abs(right).max() < claim.most:
+        text = f"slopes differ by {off:.3e} of {np.abs(right).sum():.3e}, {allowed:.3e} are allowed"
+        found.append(Failure("slopes", off / allowed, text))
+    return found, {"converged": claim.converged, "error / bound": off / allowed if allowed else 0.0}
 
 
 def finite_failures(claim: Claim, options: dict[str, Any]) -> list[Failure]:

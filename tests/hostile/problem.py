@@ -325,15 +325,12 @@ def draw_points(rng: Any, largest: int) -> Problem:
 def draw_embeddings(rng: Any, largest: int) -> Problem:
     """Return a problem between vectors in 1 to 600 dimensions, of a metric with costs by inner products.
 
-    Some have more than the 64 points that the kernels for products sum over at a time.
+    Some have more points than a tile of the kernels for products.
     """
     while True:
-        most = largest * int(rng.choice([1, 3, 6], p=[0.75, 0.2, 0.05]))
+        most = largest * int(rng.choice([1, 3, 6, 12], p=[0.7, 0.2, 0.07, 0.03]))
         m, n = (int(k) for k in rng.integers(1, most + 1, 2))
-        if rng.random() < 0.3:
-            d = int(rng.choice(EDGES))
-        else:
-            d = round(600.0 ** rng.random())
+        d = draw_dimension(rng)
         metric = str(rng.choice(("sqeuclidean", "euclidean", "cosine", "inner"), p=[0.4, 0.2, 0.2, 0.2]))
         x, y = draw_vectors(rng, m, n, d)
         if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
@@ -354,6 +351,16 @@ def draw_embeddings(rng: Any, largest: int) -> Problem:
         return Problem(M, a, b, reg, reg_m, penalty, reference, points=(x, y, metric, scale)).feasible()
 
 
+def draw_dimension(rng: Any) -> int:
+    """Draw 1 to 600 dimensions; small ones, and those where kernels change, are frequent."""
+    kind = rng.random()
+    if kind < 0.35:
+        return int(rng.integers(1, 9))
+    if kind < 0.65:
+        return int(rng.choice(EDGES))
+    return round(600.0 ** rng.random())
+
+
 EDGES = 1, 4, 5, 16, 17, 32, 33, 64, 65, 128, 129, 256, 511, 512, 600  # dimensions at which kernels change
 
 
@@ -371,11 +378,15 @@ def draw_vectors(rng: Any, m: int, n: int, d: int) -> tuple[Any, Any]:
     if rng.random() < 0.3:
         x, y = x[rng.integers(0, m, m)], np.vstack([x, y])[rng.integers(0, m + n, n)]
     x, y = (z * size for size in [10.0 ** rng.uniform(-2, 2) if rng.random() < 0.3 else 1.0] for z in (x, y))
+    kind = str(rng.choice(["float64", "float32", "float16", "bfloat16"]))
     if rng.random() < 0.3:
-        far = 1e4 * (rng.choice([-1, 1], d) if rng.random() < 0.5 else np.ones(d))
+        if kind == "float16":  # up to 65504
+            size = 1e4
+        else:
+            size = rng.choice([1e4, 1e4, 1e5, 1e6])
+        far = size * (rng.choice([-1, 1], d) if rng.random() < 0.5 else np.ones(d))
         x = x + far
         y = y + far
-    kind = str(rng.choice(["float64", "float32", "float16", "bfloat16"]))
     x, y = (to_bfloat16(z) if kind == "bfloat16" else z.astype(kind) for z in (x, y))
     return (x, x) if rng.random() < 0.1 else (x, y)
 
@@ -523,11 +534,14 @@ def draw_own(rng: Any, problem: Problem, own_cost: bool) -> tuple[Problem, ...]:
 
 
 def draw_ragged(rng: Any, largest: int) -> tuple[Problem, ...]:
-    """Return problems between clouds of one metric and dimension and of several sizes, with their own reg and reg_m."""
+    """Return the problems of a batch of points of any kind."""
     if rng.random() < 0.3:
-        base = draw_boxes(rng, uneven=bool(rng.random() < 0.5))
-    else:
-        base = draw_points(rng, largest)
+        return draw_clouds(rng, draw_boxes(rng, uneven=bool(rng.random() < 0.5)), largest)
+    return draw_clouds(rng, draw_points(rng, largest), largest)
+
+
+def draw_clouds(rng: Any, base: Problem, largest: int) -> tuple[Problem, ...]:
+    """Return problems between some points of ``base``, of several sizes, with their own reg and reg_m."""
     if not isinstance(base.reference, str):
         base = base.replace(reference="product", points=base.points)
     x, y, metric, scale = base.points

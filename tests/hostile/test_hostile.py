@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CUDA
-from judge import divergence, is_false, judge
+from judge import divergence, is_false, judge, judge_loss
 from oracle import LONG, answer, call, compiler, library
 
-from .problem import Problem, draw
+from .problem import Problem, distances, draw
 from .trial import KEPT, PATHS, Trial
 from .trial import call as solved
 from .worker import Runner, judged_trial
@@ -117,6 +117,28 @@ def test_a_true_claim_passes():
 def test_a_lie_is_found(kind, lie):
     problem, trial, claim = honest()
     assert kind in kinds(problem, dataclasses.replace(claim, **lie(claim)), trial)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie"),
+    [
+        (None, lambda c: {}),
+        ("dual above", lambda c: {"value": c.value + 1e-9}),
+        ("slopes", lambda c: {"slopes": 1.001 * c.slopes}),
+    ],
+)
+def test_a_lie_of_a_loss_is_found(kind, lie):
+    pytest.importorskip("torch")
+    x, y = np.arange(3.0)[:, None] * [0.3, 0.1], np.arange(4.0)[:, None] * [0.1, -0.2]
+    M = distances(x, y, "sqeuclidean", 1.0)
+    problem = Problem(
+        M, np.full(3, 0.3), np.full(4, 0.2), 0.1, (1.0, np.inf), ("kl", "kl"), points=(x, y, "sqeuclidean", 1.0)
+    )
+    trial = Trial("embeddings", (problem,), {"precision": "float64", "tol": 1e-6}, function="sample_loss")
+    true = solved(trial, "cpu")[0]
+    claim = dataclasses.replace(true, **lie(true))
+    assert claim.converged
+    assert [f.kind for f in judge_loss(problem, claim, trial.options)[0]] == [kind] * bool(kind)
 
 
 # ---- the slice

@@ -16,22 +16,25 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from judge import Claim, claim_of, claim_over_ranks
+from judge import Claim, LossClaim, claim_of, claim_over_ranks
 from oracle import spread
 from over_ranks import Job, own_points
 from scipy import sparse
 
 import mapuot
 from mapuot.ascend import groups
-from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
-from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS, DEVICE_PAIRS
-from mapuot.backends.settings import BOXES
-from mapuot.problem.settings import POINTS
+from mapuot.ascend.settings import GROUPS, LEVELS, PAIRS, STAGES
+from mapuot.backends import pick
+from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_BATCHES, DEVICE_CALLS, DEVICE_LAUNCHES, DEVICE_PAIRS
+from mapuot.backends.settings import BOXES, FACTORS, KERNELS
+from mapuot.problem.settings import EXTENT, POINTS
+from mapuot.settings import Settings
 
 from .problem import (
     Problem,
     draw,
     draw_boxes,
+    draw_clouds,
     draw_embeddings,
     draw_grid,
     draw_masses,
@@ -57,6 +60,26 @@ MOST_PASSES = 3000
 FEW_GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes exceed it
 ALONE = "cold", "warm", "batch", "path", "points", "sparse", "grids", "sparse batch", "truncated"  # with themselves
+FUNCTIONS = "solve", "solve", "solve_batch", "solve_batch", "sample_loss"  # for embeddings
+# Limits of sizes, by names: a trial of a few points lowers some, and its kernels are those of large clouds.
+LIMITS: dict[str, tuple[Settings, dict[str, Any]]] = {
+    "corrected sums": (DEVICE_LAUNCHES, {"least_corrected": 1}),
+    "few tops": (DEVICE_LAUNCHES, {"least_tops": 4}),
+    "one part": (DEVICE_LAUNCHES, {"most_parts": 1}),
+    "small tiles": (DEVICE_LAUNCHES, {"few_tiles": 0}),
+    "matrix by products": (DEVICE_ARRAYS, {"many_terms": 0}),
+    "one call": (DEVICE_CALLS, {"sees_masses_first": False}),
+    "vectors outside of shared memory": (DEVICE_BATCHES, {"shared_room": 0}),
+    "no room for a block": (DEVICE_BATCHES, {"room": 0}),
+    "vectors stay": (POINTS, {"stays_from": 0}),
+    "bounds for M": (POINTS, {"auto_entries": 1}),
+    "few points for the extent": (EXTENT, {"most_far": 5}),
+    "products between hard sides": (STAGES, {"most_without_products": 0}),
+    "small groups": (LEVELS, {"least_in_group": 2, "rows_of_group": 2}),
+    "chunks": (FACTORS, {"chunk_bytes": 1}),
+    "sums on the device": (KERNELS, {"host_entries": 0}),
+}
+TWO_LEVELS = "two levels"  # a further name: no problem is small enough for a factor
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
 
@@ -69,6 +92,8 @@ class Trial:
     options: dict[str, Any] = field(default_factory=dict)
     start: Any = None
     own_cost: bool = False  # a batch with a cost each
+    limits: tuple[str, ...] = ()  # of LIMITS
+    function: str = "solve"  # of FUNCTIONS
 
 
 # ---- drawing
@@ -139,7 +164,8 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
     if how == "embeddings":
-        options["truncate"] = None
+        skips = problem.points[2] != "inner" and problem.reference == "product" and rng.random() < 0.4
+        options["truncate"] = float(rng.choice([0.5, 3.0, 8.0])) if skips else None
     if how == "grids":
         options["precision"] = "float64"
     if how in KEPT:
@@ -163,6 +189,8 @@ def draw_kept(rng: Any, problem: Problem) -> Problem:
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
     if how == "self":
         return draw_alone(rng, largest)
+    if how == "embeddings":
+        return draw_of_embeddings(rng, *draw_call(how, rng, largest), largest)
     return draw_apart(how, rng, largest)
 
 
@@ -188,7 +216,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
-    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "embeddings", "boxes", *KEPT):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "boxes", *KEPT):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -212,6 +240,33 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
             start = None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
     return draw_batch(how, rng, problem, options, largest)
+
+
+def draw_of_embeddings(rng: Any, problem: Problem, options: dict[str, Any], largest: int) -> Trial:
+    """Return a trial of one problem, points with themselves, a batch or a loss; some limits are lowered."""
+    limits = tuple(name for name in (*LIMITS, TWO_LEVELS) if rng.random() < 0.3)
+    function = str(rng.choice(np.array(FUNCTIONS)))
+    problems: tuple[Problem, ...] = (problem,)
+    if function == "solve_batch" and problem.points[2] == "inner":  # these are solved one by one
+        function = "solve"
+    if function == "solve_batch":
+        problems = draw_clouds(rng, problem, largest)
+        options.pop("truncate")
+    elif function == "sample_loss":
+        options = {name: options[name] for name in ("tol", "max_passes", "precision")}
+        problems = (as_loss(rng, problem),)
+    elif rng.random() < 0.25:
+        problems = (problem.itself(),)
+    return Trial("embeddings", problems, options, limits=limits, function=function)
+
+
+def as_loss(rng: Any, problem: Problem) -> Problem:
+    """Return the problem with the penalties that losses take."""
+    sides = zip((problem.a, problem.b), problem.penalty, strict=True)
+    reg_m = tuple(
+        np.inf if kind == "balanced" else float(np.max(draw_rho(rng, "kl", problem.reg, t))) for t, kind in sides
+    )
+    return problem.replace(reg_m=reg_m, penalty=("kl", "kl"), reference="product", points=problem.points).feasible()
 
 
 def draw_alone(rng: Any, largest: int) -> Trial:
@@ -279,11 +334,7 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
     if problem.points is not None:
         form = "auto" if len(problem.a) % 2 else None  # half of the trials form the matrix
         x, y, *how = problem.points
-        there = backend == "cuda" and len(problem.b) % 2 > 0  # half of them from where they are solved
-        if there:
-            DEVICE_CALLS.sees_masses_first = False  # some are solved in one call
-            DEVICE_ARRAYS.many_terms = (0, 1 << 29)[len(problem.a) // 2 % 2]
-            POINTS.stays_from = 0
+        there = lies_there(problem, backend)
         if y is x:
             x = as_given(x, there)
             y = None
@@ -297,6 +348,38 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
         sides = zip(problem.penalty, problem.reg_m, strict=True)
         named |= {"penalty": "kl", "reg_m": tuple(math.inf if kind == "balanced" else float(r) for kind, r in sides)}
     return (M, problem.a, problem.b), named
+
+
+def lies_there(problem: Problem, backend: str) -> bool:
+    """Tell whether the points lie on the GPU that solves the problem: half of the time."""
+    return backend == "cuda" and len(problem.b) % 2 > 0
+
+
+def limits_of(trial: Trial, backend: str) -> ExitStack:
+    """Return a context with the trial's limits, and with those that its sizes decide."""
+    lowered = ExitStack()
+    first = trial.problems[0]
+    for name in trial.limits:
+        if name == TWO_LEVELS:
+            lowered.enter_context(mock.patch.object(type(pick(backend)), "most_factored", 0))
+        else:
+            settings, numbers = LIMITS[name]
+            lowered.enter_context(settings.using(**numbers))
+    if first.points is not None and lies_there(first, backend):
+        lowered.enter_context(DEVICE_CALLS.using(sees_masses_first=False))  # some are solved in one call
+        lowered.enter_context(DEVICE_ARRAYS.using(many_terms=(0, 1 << 29)[len(first.a) // 2 % 2]))
+        lowered.enter_context(POINTS.using(stays_from=0))
+    elif is_on_device(trial, backend):  # some are solved in one call
+        lowered.enter_context(DEVICE_CALLS.using(sees_masses_first=False))
+        lowered.enter_context(DEVICE_PAIRS.using(least_entries=0, most_reg=1.0))
+    return lowered
+
+
+def is_on_device(trial: Trial, backend: str) -> bool:
+    """Tell whether the matrix lies on the GPU that solves the problem."""
+    first = trial.problems[0]
+    chosen = trial.how == "kept" or (trial.how in ("cold", "warm") and first.M.size % 2 > 0)
+    return backend == "cuda" and chosen and first.points is None and first.grid is None
 
 
 def as_given(x: Any, there: bool) -> Any:
@@ -328,22 +411,28 @@ def stored(M: Any) -> Any:
     return (coo.tocsr, coo.tocsc, lambda: coo)[form % 3]()
 
 
-def call(trial: Trial, backend: str) -> list[Claim]:
+def call(trial: Trial, backend: str) -> list[Any]:
     """Return the library's claims about each problem of the trial; its exceptions pass through."""
+    with limits_of(trial, backend):
+        if trial.function == "sample_loss":
+            return [loss_of(trial.problems[0], {"backend": backend, **trial.options})]
+        return claims_of(trial, backend)
+
+
+def claims_of(trial: Trial, backend: str) -> list[Any]:
     options = {"backend": backend, **trial.options}
     first = trial.problems[0]
     start = trial.start
     positional, named = arguments(first, options.pop("truncate", "auto"), backend)
-    on_device = trial.how == "kept" or (trial.how in ("cold", "warm") and first.M.size % 2)
-    if backend == "cuda" and on_device and type(positional[0]) is np.ndarray:
+    if is_on_device(trial, backend):
         import cupy
 
-        positional = (cupy.asarray(positional[0]), *positional[1:])  # on the device, where some are solved in one call
-        DEVICE_CALLS.sees_masses_first = False
-        vars(DEVICE_PAIRS).update(least_entries=0, most_reg=1.0)
+        positional = (cupy.asarray(positional[0]), *positional[1:])
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
+    if trial.how in BATCHES or trial.function == "solve_batch":
+        return claims_of_batch(trial, named, options, backend)
     if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "embeddings", "boxes", *KEPT):
         few = {"nats": 4.0, "moved_nats": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
         with skipping() as always:
@@ -364,21 +453,24 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         kinds = {"penalty": first.penalty, "reference": first.reference}
         found = mapuot.path(*positional, regs=regs, reg_ms=reg_ms, **kinds, **options)
         return [claim_of(result) for result in found]
-    if trial.how in BATCHES:
-        M, A, B, named = batch_arguments(trial, named, backend)
-        if trial.how == "sparse batch":
-            M = [stored(x) for x in M] if trial.own_cost else stored(M)
-            c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
-            named |= {"reference": c}
-        results = mapuot.solve_batch(M, A, B, **named, **options, warm_start=start)
-        tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
-        return [
-            dataclasses.replace(
-                claim_of(result), objective=float(objective), error_bound=float(bound), gap=float(gap), dual=float(dual)
-            )
-            for result, objective, bound, gap, dual in tables
-        ]
     return [call_pot(first, trial)]
+
+
+def claims_of_batch(trial: Trial, named: dict[str, Any], options: dict[str, Any], backend: str) -> list[Claim]:
+    M, A, B, named = batch_arguments(trial, named, backend)
+    first = trial.problems[0]
+    if trial.how == "sparse batch":
+        M = [stored(x) for x in M] if trial.own_cost else stored(M)
+        c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
+        named |= {"reference": c}
+    results = mapuot.solve_batch(M, A, B, **named, **options, warm_start=trial.start)
+    tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
+    return [
+        dataclasses.replace(
+            claim_of(result), objective=float(objective), error_bound=float(bound), gap=float(gap), dual=float(dual)
+        )
+        for result, objective, bound, gap, dual in tables
+    ]
 
 
 def batch_arguments(trial: Trial, named: dict[str, Any], backend: str) -> tuple[Any, Any, Any, dict[str, Any]]:
@@ -387,10 +479,11 @@ def batch_arguments(trial: Trial, named: dict[str, Any], backend: str) -> tuple[
     first = trial.problems[0]
     A = [p.a for p in problems]
     B = [p.b for p in problems]
-    if trial.how in ("own batch", "ragged"):
+    has_clouds = first.points is not None and (trial.how == "ragged" or trial.function == "solve_batch")
+    if trial.how == "own batch" or has_clouds:
         named = named | {"reg": np.array([p.reg for p in problems]), "reg_m": np.array([p.reg_m for p in problems])}
-    if trial.how == "ragged":
-        there = backend == "cuda" and len(first.b) % 2 > 0
+    if has_clouds:
+        there = lies_there(first, backend)
         x, y = ([as_given(p.points[k], there) for p in problems] for k in (0, 1))
         return mapuot.PointCloud(x, y, *first.points[2:]), A, B, named
     if trial.own_cost:
@@ -398,6 +491,33 @@ def batch_arguments(trial: Trial, named: dict[str, Any], backend: str) -> tuple[
     else:
         M = first.M
     return M, np.stack(A), np.stack(B), named
+
+
+def loss_of(problem: Problem, options: dict[str, Any]) -> LossClaim:
+    """Return the claims of a loss: its value, and its slopes by the points of rows."""
+    torch = import_module("torch")
+    losses = import_module("mapuot.torch")
+    x, y, metric, scale = problem.points
+    there = lies_there(problem, options["backend"]) and torch.cuda.is_available()
+    x, y, a, b = (as_tensor(z, there) for z in (x, y, problem.a, problem.b))
+    x.requires_grad_()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        value = losses.sample_loss(
+            x, y, a, b, reg=problem.reg, reg_m=problem.reg_m, metric=metric, scale=scale, **options
+        )
+        (slopes,) = torch.autograd.grad(value, x)
+    unmet = any(issubclass(one.category, mapuot.ConvergenceWarning) for one in heard)
+    kind = torch.finfo(x.dtype)
+    numbers = kind.eps / 2, kind.tiny * kind.eps, 0.9 * kind.max
+    return LossClaim(not unmet, float(value.detach()), slopes.double().cpu().numpy(), *numbers)
+
+
+def as_tensor(x: Any, there: bool) -> Any:
+    torch = import_module("torch")
+    given = as_given(x, False)
+    tensor = given if torch.is_tensor(given) else torch.from_numpy(np.ascontiguousarray(given))
+    return tensor.cuda() if there else tensor.clone()
 
 
 def skipping() -> ExitStack:

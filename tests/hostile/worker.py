@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from judge import Failure, judge
+from judge import Failure, LossClaim, judge, judge_loss
 
 from .problem import ODDS
 from .trial import NAMES, OVER_RANKS, Trial, as_users_have, at_the_ends, call, call_over_ranks, draw_trial
@@ -84,7 +84,7 @@ class Runner:
         else:
             options = {"tol": 1e-6, **trial.options}
         for problem, claim in zip(trial.problems, claims, strict=True):
-            failures, numbers = judge(problem, claim, options)
+            failures, numbers = (judge_loss if isinstance(claim, LossClaim) else judge)(problem, claim, options)
             found += failures
             figures.append({**numbers, "tol >= 1e-7": options["tol"] >= 1e-7})
             if options["tol"] >= 1e-7 and claim.status == "stalled":
