@@ -36,6 +36,7 @@ class Space:
     distances: Any = None  # the true ones, if phi has coordinates of `factor`
     has_points = False  # whether phi has the user's points
     points: Any = None  # these, of a whole space
+    axes: Any = None  # rows: directions in which `find_axes` turns the coordinates, of the space that it was called for
 
     def __init__(self, given: Any, kind: str, name: str, power: float = 1.0, backend: str = "auto") -> None:
         if kind in ("euclidean", "geodesic"):
@@ -96,6 +97,19 @@ class Space:
         middle = w @ L / w.sum()
         self.phi = np.column_stack([q - 2 * L @ middle + middle @ middle, np.ones(self.count), L - middle])
 
+    def find_axes(self, w: F64) -> None:
+        """Find the principal axes of the coordinates by the masses w, each in its direction of positive third moments.
+
+        Parts of this space keep these axes: those of few points would be rough.
+        """
+        if self.axes is not None or self.phi is None:
+            return
+        x = self.phi[:, 2:]
+        x = x - w @ x / w.sum()
+        axes = np.linalg.eigh(x.T @ (x * w[:, None]))[1].T[::-1]
+        third = w @ (x @ axes.T) ** 3
+        self.axes = axes * np.where(third < 0, -1.0, 1.0)[:, None]
+
     def finer(self, w: F64, times: int) -> Space:
         """Return the space with ``times`` as many landmarks, if they approximate distances within a bound."""
         if not self.is_bounded:
@@ -135,6 +149,7 @@ class Space:
         one.has_points = self.has_points
         if self.matrix is None:
             one.phi = self.phi[chosen]
+            one.axes = self.axes
         else:
             one.matrix = self.matrix[chosen][:, chosen]
         if self.is_bounded:

@@ -20,7 +20,8 @@ from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"
 COARSE = Limits(40, 1e-2, 1e-3)  # of a coarse start
-FIRST = Limits(5, 1e-2, 1e-2)  # of each direction of the axes
+FIRST = Limits(5, 1e-2, 1e-2)  # of each plan that is compared with others
+CONTENDERS = 4  # plans of the smallest problem of a coarse start that the next larger problem compares
 SIGNS = 8  # most combinations of directions of the axes that are tried
 LEVELS = 64  # number of quantiles of a row of distances
 NOISE = 0.3  # standard deviation of the logarithm of a noisy plan's entries
@@ -32,8 +33,17 @@ def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) 
     return best_of([descend(task, start, limits, options) for start in starts(task, init, options)])
 
 
-def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
-    """Return the plans to start from."""
+def few_best(task: Task, plans: list[FirstPlan], most: int, options: dict[str, Any]) -> list[GromovResult]:
+    """Take a few steps from each plan, and return at most ``most`` answers, those with the least objectives."""
+    answers = [descend(task, plan, FIRST, options) for plan in plans]
+    values = [answer.value for answer in answers]
+    for answer in answers:
+        answer.values = values
+    return sorted(answers, key=lambda answer: answer.value if math.isfinite(answer.value) else math.inf)[:most]
+
+
+def starts(task: Task, init: Any, options: dict[str, Any], most: int = 1) -> list[FirstPlan]:
+    """Return the plans to start from; ``most``: number of directions of the axes among them."""
     if isinstance(init, str) and validate.as_choice(init, "init", ("auto", *STARTS)) == "auto":
         init = usual(task)
     found: list[FirstPlan] = []
@@ -43,11 +53,13 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
         elif not isinstance(one, str):
             found.append(FirstPlan(task.given(one)))
         elif validate.as_choice(one, "init", STARTS) == "coarse":
-            found.append(between_some(task, options))
+            found += between_some(task, options, 1)
         elif one == "independent":
             found.append(FirstPlan(task.independent(), is_symmetric=True))
+        elif one == "axes":
+            found += [FirstPlan(best._plan) for best in few_best(task, by_axes(task, options), most, options)]
         else:
-            make = {"axes": by_axes, "rows": by_rows, "noise": by_noise}[one]
+            make = {"rows": by_rows, "noise": by_noise}[one]
             found += [FirstPlan(plan) for plan in make(task, options)]
     if not found:
         if init == []:
@@ -58,27 +70,42 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[FirstPlan]:
 
 def usual(task: Task) -> list[str]:
     """Return the names of the starts that init="auto" tries."""
-    many = max(task.X.count, task.Y.count) > 2 * SPACES.start_points
     if task.X.phi is not None and task.Y.phi is not None:
-        if many:
+        if is_large(task):
             return ["coarse"]
         if task.X.has_points and task.Y.has_points:
             return ["independent", "axes"]
         return ["independent", "axes", "rows"]
-    if many:
+    if is_large(task):
         return ["independent", "rows"]
     return ["independent", "rows", "noise"]
 
 
-def between_some(task: Task, options: dict[str, Any]) -> FirstPlan:
-    """Solve between some of the points; return the best plan, lifted to all points, and its answer.
+def is_large(task: Task) -> bool:
+    return max(task.X.count, task.Y.count) > 2 * SPACES.start_points
 
-    The problem between these points starts in the same way, between fewer points, until they are few.
+
+def between_some(task: Task, options: dict[str, Any], most: int) -> list[FirstPlan]:
+    """Solve between some of the points; return at most ``most`` good plans, lifted to all points, and their answers.
+
+    The problem between these points starts in the same way, between fewer points, until they are few. Values between
+    few points do not tell some directions of the axes apart: the second smallest problem compares the best ones.
     """
+    task.X.find_axes(task.a)
+    task.Y.find_axes(task.b)
     rows, a = drawn(task.a)
     cols, b = drawn(task.b)
-    best = best_answer(task.restrict((rows, a), (cols, b)), "auto", COARSE, options)
-    return FirstPlan(task.lifted(best._plan, rows, cols), best)
+    part = task.restrict((rows, a), (cols, b))
+    if is_large(part):
+        first = between_some(part, options, CONTENDERS)
+        if len(first) > 1:
+            first = [FirstPlan(best._plan, best.coarse) for best in few_best(part, first, 1, options)]
+        found = [best_of([descend(part, start, COARSE, options) for start in first])]
+    elif most == 1:
+        found = [best_answer(part, "auto", COARSE, options)]
+    else:
+        found = few_best(part, starts(part, "auto", options, most), most, options)
+    return [FirstPlan(task.lifted(best._plan, rows, cols), best) for best in found]
 
 
 def drawn(mass: F64) -> tuple[Any, F64]:
@@ -94,21 +121,18 @@ def drawn(mass: F64) -> tuple[Any, F64]:
     return chosen, np.asarray(count * (total / most), np.float64)
 
 
-def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
-    """Match both clouds along their principal axes, in several directions, and return the best plan after a few steps.
+def by_axes(task: Task, options: dict[str, Any]) -> list[FirstPlan]:
+    """Match both clouds along their principal axes, in several directions.
 
-    Objectives are compared only after these steps, since outliers turn the axes.
+    Compare their objectives after a few steps only, since outliers turn the axes.
     """
     if task.X.phi is None or task.Y.phi is None:
         raise ValueError("init must not be 'axes' where distances are a matrix: there are no axes")
     clouds = []
     for space, w in ((task.X, task.a), (task.Y, task.b)):
+        space.find_axes(w)
         x = space.phi[:, 2:]
-        x = x - w @ x / w.sum()
-        axes = np.linalg.svd(x * np.sqrt(w)[:, None], full_matrices=False)[2]
-        z = x @ axes.T
-        third = np.sign(w @ z**3)
-        clouds.append(z * np.where(third == 0, 1.0, third))
+        clouds.append((x - w @ x / w.sum()) @ space.axes.T)
     k = min(z.shape[1] for z in clouds)
     x, y = (z[:, :k] for z in clouds)
     scale = float(task.a @ (x**2).sum(1) / task.a.sum())
@@ -117,10 +141,8 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         signs = np.where((flips >> np.arange(k)) & 1, -1.0, 1.0)
         result = between(task, x * signs, y, scale, options)
         if result.mass > 0:
-            found.append(descend(task, FirstPlan(task.fitted(task.answer(result))), FIRST, options))
-    if found:
-        return [best_of(found)._plan]
-    return []
+            found.append(FirstPlan(task.fitted(task.answer(result))))
+    return found
 
 
 def between(task: Task, x: F64, y: F64, scale: float, options: dict[str, Any]) -> Result:

@@ -496,6 +496,19 @@ def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, usi
     assert mapuot.gromov(*spaces, a, a[order], init="independent", **given).coarse is None
 
 
+@pytest.mark.parametrize("seed", [1, 4])  # by the axes of 50 points both, and by their best answer 4, end elsewhere
+def test_a_coarse_start_finds_the_directions_of_the_axes(seed, using):
+    using(SPACES, start_points=50)
+    rng = np.random.default_rng(seed)
+    x = (rng.exponential(size=(900, 4)) - 1) * 0.85 ** np.arange(4)
+    turn = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    order = rng.permutation(900)
+    unit = x.var(0).sum() ** 2
+    found = mapuot.gromov(x, x[order] @ turn, reg=0.02 * unit, reg_m=0.3 * unit)
+    assert len(found.coarse.coarse.values) == 5  # a b^T and 4 directions of the axes, between 56 points
+    assert (order[found.top_k(1)[0][:, 0]] == np.arange(900)).mean() > 0.97
+
+
 @pytest.mark.parametrize("reg_m", [(40.0, 60.0), math.inf, (math.inf, 60.0), (40.0, math.inf)])
 def test_slopes_are_differences_of_the_objective(reg_m):
     rng = np.random.default_rng(5)
