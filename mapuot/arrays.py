@@ -4,6 +4,7 @@ No library of a GPU is imported with this module. `backends` registers the modul
 """
 
 import functools
+import itertools
 import os
 import re
 import sys
@@ -118,6 +119,13 @@ def median(x: Any) -> float:
     ordered = namespace(x).sort(x)
     half = len(x) // 2
     return float(host(ordered[half - 1 + len(x) % 2 : half + 1]).mean())
+
+
+def even_parts(count: int, most: int) -> list[slice]:
+    """Return slices of nearly equal lengths, ``most`` or less, that cover ``count`` places."""
+    parts = max(1, -(-count // most))
+    ends = [count * k // parts for k in range(parts + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 
 # ---- tables of points, a coordinate in each row

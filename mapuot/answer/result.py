@@ -456,10 +456,24 @@ class Result(CertifiedAnswer, Answer):
                 self._stream.dtype = np.dtype(np.float64)
         return self._stream
 
+    @property
+    def _exact_stream(self) -> Operator:
+        """The stream for sums: it reads M, without the rounding of a matrix formed from points."""
+        return self._stream
+
     @cached_property
     def _sums(self) -> tuple[float, F64, F64]:
         with self.problem.ranks.together():
-            cost, *marginals = self._stream.sums()
+            return self._checked_sums(*self._exact_stream.sums())
+
+    def _sums_and_products(self, X: Any, Y: Any) -> tuple[tuple[float, F64, F64], Any, Any]:
+        """Return ``_sums``, P X and P^T Y, by one read of M where the backend can; the products stay on its device."""
+        with self.problem.ranks.together():
+            sums, *products = self._exact_stream.sums_and_products(X, Y)
+        vars(self)["_sums"] = self._checked_sums(*sums)
+        return self._sums, *products
+
+    def _checked_sums(self, cost: float, *marginals: F64) -> tuple[float, F64, F64]:
         if not self.converged:
             marginals = numbers(marginals, np.inf)
         return cost, marginals[0], marginals[1]

@@ -198,6 +198,10 @@ class Operator:
         cost, row, col = self.own_sums()
         return float(self.ranks.sum(cost)), row, self.ranks.sum(col)
 
+    def sums_and_products(self, X: Any, Y: Any) -> tuple[tuple[float, F64, F64], Any, Any]:
+        """Return `sums`, P X and P^T Y for columns X and Y; both products are in this backend's memory."""
+        return self.sums(), self.moved(X, False), self.moved(Y, True)
+
     def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
         """Yield blocks (i0, i1, -M / reg) of ``cost`` (the cost or its transpose), in float64, on K's device."""
         for i0, i1, M, _ in cost.blocks(most=BLOCK_BYTES):

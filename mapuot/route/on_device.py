@@ -333,10 +333,12 @@ class DeviceResult(LazyResult):
     def _new_stream(self) -> Any:
         return self._operator(self._plain.cost.array)
 
-    @cached_property
-    def _sums(self) -> tuple[float, F64, F64]:
-        sums: tuple[float, F64, F64] = self._operator().sums()
-        return sums
+    @property
+    def _exact_stream(self) -> Any:
+        return self._operator()
+
+    def _checked_sums(self, cost: float, *marginals: F64) -> tuple[float, F64, F64]:
+        return cost, marginals[0], marginals[1]
 
     def _operator(self, formed: Any = None) -> Any:
         """Return the operator of the plan; for points it reads their matrix ``formed``, or makes their costs."""

@@ -16,14 +16,13 @@ pivoted Cholesky, 2024; Epperly, Tropp, Webber: Embrace rejection, 2024.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..arrays import host, namespace
+from ..arrays import even_parts, host, namespace
 from ..backends import pick
 from ..errors import shown
 from ..penalties import F64
@@ -79,15 +78,13 @@ class PointDistances:
 
     def tiles(self) -> Iterator[tuple[slice, slice, Any]]:
         """Yield (rows, columns, their distances) of square tiles on and above the diagonal, on the backend's device."""
-        backend = pick(self.backend)
+        backend = pick("cuda" if self.backend == "cuda" else "cpu")  # the oracle makes no costs of points
         x = backend.to_memory(self.x)
         if namespace(x) is np:
             most = BLOCK
         else:
             most = SPACES.device_entries
-        count = -(-self.count // math.isqrt(most))
-        ends = [self.count * k // count for k in range(count + 1)]
-        parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+        parts = even_parts(self.count, math.isqrt(most))
         for k, rows in enumerate(parts):
             for columns in parts[k:]:
                 tile = backend.costs(PointCosts(x[rows], x[columns], "euclidean"))

@@ -319,7 +319,11 @@ class Task:
         return self.fitted(plan)
 
     def answer(self, result: Result) -> Plan:
-        """Return the `Plan` of an answer; <P, log(P / a b^T)> comes from its potentials and its cost."""
+        """Return the `Plan` of an answer."""
+        return self.plan(result, *self.sums_of(result))
+
+    def sums_of(self, result: Result) -> tuple[F64, F64, Any]:
+        """Return marginals and terms of an answer; <P, log(P / a b^T)> comes from its potentials and its cost."""
         cost, *sums = result._sums  # sums of the plan itself: marginals of the last pass may lag behind
         r, s = (np.asarray(z, np.float64) for z in sums)
         logs = [np.where(w > 0, z, 0.0) for w, z in zip((r, s), result.own_logs, strict=True)]
@@ -328,7 +332,7 @@ class Task:
         more = float(r.sum()) - self.prices[2][1]
         rows = divergence_terms(r, self.a, result.f, problem.rows.scalar_rho, problem.reg)
         cols = divergence_terms(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
-        return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
+        return r, s, [rows, cols, (entropy, entropy - more, more)]
 
     @property
     def is_firm(self) -> bool:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from ..answer.result import Result
+from ..arrays import host
 from ..penalties import F64
 from .distances import Space
 from .steps import GromovResult
@@ -41,14 +43,27 @@ class TrueTask(Task):
             return len(self.a)
         return 0
 
+    def answer(self, result: Result) -> Plan:
+        _, *products = result._sums_and_products(*self.columns)
+        return self.plan_of_products(result, map(host, products), *self.sums_of(result))
+
     def plan(self, P: Any, r: F64, s: F64, terms: Any) -> Plan:
+        to_rows, to_columns = self.columns
+        return self.plan_of_products(P, (P.apply(to_rows), P.apply_transpose(to_columns)), r, s, terms)
+
+    @property
+    def columns(self) -> tuple[F64, F64]:
+        """Columns that a plan and its transpose are multiplied with."""
+        return np.hstack([self.g, self.Y.phi]), self.X.phi
+
+    def plan_of_products(self, P: Any, products: Any, r: F64, s: F64, terms: Any) -> Plan:
+        """Return the `Plan` of P, given its products with `columns`."""
         g = self.g
-        Z = P.apply(np.hstack([g, self.Y.phi]))
+        Z, V = products
         cross = np.empty((0, self.Y.phi.shape[1]))
         if self.X.is_bounded:
             cross = Z[:, g.shape[1] :]
         if self.Y.is_bounded:
-            V = P.apply_transpose(self.X.phi)
             cross = np.vstack([cross, V]) if len(cross) else V
         whole = None if self.F is None else P.plan
         features = self.feature_cost(r, s, Z[:, : g.shape[1]], whole)

@@ -829,3 +829,22 @@ def test_tiles_of_true_distances_lie_on_the_device(power, monkeypatch):
     assert all(isinstance(block, cp.ndarray) for *_, block in there.tiles())
     np.testing.assert_allclose(there.times(Z), here.times(Z), atol=1e-11)
     np.testing.assert_allclose(there.square_means(w), here.square_means(w), atol=1e-11)
+
+
+@pytest.mark.parametrize(("d", "form"), [(18, None), (18, "auto"), (3, None)])
+def test_sums_and_products_are_of_one_plan(d, form, monkeypatch):
+    """Tiles of 24 points and less; row 3 has no mass."""
+    monkeypatch.setattr(DEVICE_ARRAYS, "block_bytes", 8 * 24 * 24)
+    rng = np.random.default_rng(0)
+    m, n = 70, 53
+    x, y, a, b = rng.normal(size=(m, d)), rng.normal(size=(n, d)), rng.random(m), rng.random(n)
+    a[3] = 0
+    cloud = mapuot.PointCloud(x, y, "inner", addends=(rng.normal(size=m), rng.normal(size=n)), form=form)
+    result = mapuot.solve(cloud, a, b, reg=2.0, reg_m=3.0, backend="cuda")
+    X, Y = rng.normal(size=(n, 5)), rng.normal(size=(m, 4))
+    (cost, r, s), *products = result._sums_and_products(X, Y)
+    P = result.plan
+    assert isinstance(products[0], cp.ndarray)
+    assert cost == pytest.approx((P * np.asarray(cloud)).sum(), rel=1e-12)
+    for found, known in zip((r, s, *map(host, products)), (P.sum(1), P.sum(0), P @ X, P.T @ Y), strict=True):
+        np.testing.assert_allclose(found, known, atol=1e-12)

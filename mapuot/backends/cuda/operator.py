@@ -6,13 +6,14 @@ multiprocessors together, K is in float64, and CuPy's products read it twice. Th
 by block: as numpy array if M is numpy's, else as CuPy array. Twin: backends/cpu/operator.py.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupy as cp
 import numpy as np
 
-from ...arrays import PAD, host
+from ...arrays import PAD, even_parts, host
 from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost, Dense
@@ -28,9 +29,10 @@ from ..records import put
 from ..settings import KERNELS
 from ..workspace import STORAGE
 from . import backend, log_matmul, vectors
-from .arrays import Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
+from .arrays import MANY, Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
 from .kernels import BESIDE, ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, strips_for
 from .launch import BULK, device_limits
+from .settings import DEVICE_ARRAYS
 from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
 
 FEW_COLUMNS = 4  # columns that one kernel multiplies with a row of the plan while making it
@@ -216,6 +218,40 @@ class DeviceOperator(Operator):
             col += joined("plan_sums", reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0])
             cost += float(paid.sum())
         return cost, row.get(), col.get()
+
+    def sums_and_products(self, X: Any, Y: Any) -> tuple[tuple[float, F64, F64], Any, Any]:
+        """Return `sums`, P X and P^T Y; between points in many dimensions, each tile of the plan is made once."""
+        cloud = self.cost.cloud
+        if cloud is not self.cost or cloud.dim < MANY or not cloud.core[0].product:
+            return super().sums_and_products(X, Y)
+        if self.c is not None or self.ranks.size > 1:
+            return super().sums_and_products(X, Y)
+        (m, n), reg = self.shape, self.reg
+        metric, scale = cloud.core
+        X, _ = as_columns(X, n, "X")
+        Y, _ = as_columns(Y, m, "Y")
+        Y = cp.concatenate([Y, cp.ones((m, 1))], axis=1)
+        rows, columns = cloud.coordinates(cp)
+        rows = rows * (metric.product * scale)
+        columns = cp.ascontiguousarray(columns[:, :n].T)
+        cost: Any = cp.zeros(())
+        row = cp.zeros(m)
+        PX = cp.zeros((m, X.shape[1]))
+        PY = cp.zeros((n, Y.shape[1]))
+        side = math.isqrt(DEVICE_ARRAYS.block_bytes // 8)
+        for i in even_parts(m, side):
+            for j in even_parts(n, side):
+                M = rows[i] @ columns[j].T
+                alpha = self.alpha[i]
+                beta = self.beta[j]
+                own, paid = reduce_rows("plan_sums", M, None, alpha, beta, reg, 2)
+                row[i] += joined("plan_sums", own)
+                cost = cost + paid.sum()
+                P = cp.empty(M.shape)
+                fill_rows(P, "float64", M, None, alpha, beta, reg)
+                PX[i] += P @ X[j]
+                PY[j] += P.T @ Y[i]
+        return (float(cost), row.get(), PY[:, -1].get()), PX, PY[:, :-1]
 
     def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
         for i0, i1, M, _ in DeviceOperator(cost, self.reg).blocks():
