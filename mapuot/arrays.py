@@ -5,6 +5,7 @@ No library of a GPU is imported with this module. `backends` registers the modul
 
 import functools
 import itertools
+import math
 import os
 import re
 import sys
@@ -168,3 +169,10 @@ def squares(x: Any, rounded: bool = False) -> Any:
             x = xp.asarray(x).astype(np.float32)
         return xp.merged(np.add, x, each=np.square)[0]
     return np.square(x, dtype=np.float64).sum(0)
+
+
+def longest(points: Any) -> float:
+    """Return the largest length of points (d, m); 0 without points."""
+    if points.shape[1] == 0:
+        return 0.0
+    return math.sqrt(float(squares(points).max()))

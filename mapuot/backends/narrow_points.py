@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import any_of, copied, host, laid, median, namespace, squares
+from ..arrays import any_of, copied, host, laid, longest, median, namespace, squares
 from ..enums import members
 from ..penalties import F64
 from ..problem.points import PointCosts, softened
@@ -230,13 +230,6 @@ def product_error(problem: Problem) -> float:
     if apart:
         terms += longest(rows[:, :1].T) + longest(y[1:2])
     return float(unit * (3 * cloud.dim + 40) * scale * problem.ranks.max(terms))
-
-
-def longest(points: Any) -> float:
-    """Return the largest length of points (d, m)."""
-    if points.shape[1] == 0:  # a rank without rows
-        return 0.0
-    return math.sqrt(float(squares(points).max()))
 
 
 def fitting(problem: Problem) -> float | None:

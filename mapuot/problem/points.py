@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import PAD, any_of, arithmetic, host, import_cupy, is_on_device, laid, largest, namespace, taken
+from ..arrays import PAD, any_of, arithmetic, host, import_cupy, is_on_device, laid, largest, longest, namespace, taken
 from ..contract import Backend
 from ..errors import shown
 from ..penalties import F64
@@ -88,7 +88,7 @@ class PointCosts(Cost):
         self.scale = as_positive(scale, "scale")
         self.on_device = any(map(is_on_device, (x, y)))
         self.weights = weights
-        stays = self.on_device and labels is None is addends and self.has_given_coordinates
+        stays = self.on_device and labels is None and self.has_given_coordinates
         apart = None
         points = [self._read(x, "x", stays)]
         points.append(points[0] if y is None or y is x else self._read(y, "y", stays))
@@ -105,7 +105,9 @@ class PointCosts(Cost):
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
         self.alone = points[0] is points[1]
-        if stays and self._take(*points):
+        if addends is not None:
+            addends = as_addends(addends, self.metric, (len(points[0]), len(points[1])))
+        if stays and self._take(*points, addends):
             return
         x = copied(points[0])  # the caller may change x and y
         y = x if self.alone else copied(points[1])
@@ -116,7 +118,7 @@ class PointCosts(Cost):
         rows, targets = (self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y")))
         if addends is not None:
             self.apart = 2
-            rows, targets = self._beside(rows, targets, as_addends(addends, self.metric, (len(rows), len(targets))))
+            rows, targets = self._beside(rows, targets, addends)
         if apart is not None:
             self.bits = apart[0].shape[1]
             self.alone = self.alone and np.array_equal(apart[0], apart[1])
@@ -147,14 +149,18 @@ class PointCosts(Cost):
         """Return the points as an array, on the current device if ``stays``."""
         return as_points(value, name, stays)
 
-    def _take(self, x: Any, y: Any) -> bool:
+    def _take(self, x: Any, y: Any, addends: tuple[F64, F64] | None) -> bool:
         """Copy points to tables on their device by one launch; raise if a point is not finite."""
-        rows, columns, odd = arithmetic(x).take_points(x, y)
+        whole = x, y
+        if addends is not None:
+            self.apart = 2
+            whole = self._beside(x, y, addends)
+        rows, columns, odd = arithmetic(x).take_points(*whole)
         for points, name, is_odd in zip((x, y), "xy", odd, strict=True):
             if is_odd:
                 check_finite(host(points), name)
         self.shape = len(x), len(y)
-        self.dim = x.shape[1]
+        self.dim = rows.shape[1]
         self.there = rows, columns
         return True
 
@@ -206,9 +212,9 @@ class PointCosts(Cost):
             if self.alone:
                 found = self.x
             else:
-                found = np.ascontiguousarray(self.columns[:, : self.shape[1]].T)
-        elif name == "rows":
-            found = self.x
+                found = np.ascontiguousarray(self.columns[self.apart :, : self.shape[1]].T)
+        elif name == "x":
+            found = np.ascontiguousarray(self.rows[:, self.apart :])
         else:
             found = host(self.there[name == "columns"])
         vars(self)[name] = found
@@ -258,7 +264,9 @@ class PointCosts(Cost):
         factor = 1 / METRICS[self.metric].product
         r, c = (factor * own for own in addends)
         first = np.column_stack(np.broadcast_arrays(r, one)), np.column_stack(np.broadcast_arrays(one, c))
-        return np.hstack([first[0], rows]), np.hstack([first[1], columns])
+        xp = namespace(rows)
+        found = (xp.concatenate([xp.asarray(own), z], axis=1) for own, z in zip(first, (rows, columns), strict=True))
+        return tuple(found)  # type: ignore[return-value]
 
     @property
     def addends(self) -> tuple[F64, F64] | None:
@@ -368,7 +376,12 @@ class PointCosts(Cost):
     def transpose(self) -> "PointCosts":
         if self.there:
             turned = self._other(alone=self.alone)
-            turned._set(namespace(self.there[0]).ascontiguousarray(self.there[1][:, : self.shape[1]].T), self.there[0])
+            xp = namespace(self.there[0])
+            rows, columns = self.there[1][:, : self.shape[1]].T, self.there[0]
+            if self.apart:  # (1, -c_j) and (-r_i, 1) change places
+                order = xp.asarray([1, 0, *range(2, self.dim)])
+                rows, columns = (z[:, order] for z in (rows, columns))
+            turned._set(xp.ascontiguousarray(rows), columns)
             return turned
         turned = self._other(x=self.y, y=self.x, alone=self.alone)
         rows = np.ascontiguousarray(self.targets)
@@ -451,12 +464,11 @@ class PointCosts(Cost):
         unit = 2.0**-53
         if metric.product:
             apart = self.apart
-            most = {"initial": 0.0}
-            terms = np.linalg.norm(self.rows[:, apart:], axis=1).max(**most)
+            rows, columns = self.there or (self.rows, self.columns)
             size = scale * abs(metric.product)
-            terms *= np.linalg.norm(self.columns[apart:], axis=0).max(**most)
+            terms = longest(rows[:, apart:].T) * longest(columns[apart:])
             if apart:
-                terms += np.abs(self.rows[:, 0]).max(**most) + np.abs(self.columns[1]).max(**most)
+                terms += longest(rows[:, :1].T) + longest(columns[1:2])
             return float((d + 10) * unit * (size * terms) + d * size * LEAST_NORMAL + math.ulp(0.0))
         moved = self.displacement()
         if metric.norm == math.inf:

@@ -76,10 +76,18 @@ class PointDistances:
 
         return np.asarray(cdist(self.x[i0:i1], self.x) ** self.power)
 
+    @property
+    def maker(self) -> Any:
+        """The backend that makes distances; the oracle makes no costs of points."""
+        return pick("cuda" if self.backend == "cuda" else "cpu")
+
+    def memory(self, x: Any) -> Any:
+        """Return an array where products with distances are made."""
+        return self.maker.to_memory(x)
+
     def tiles(self) -> Iterator[tuple[slice, slice, Any]]:
         """Yield (rows, columns, their distances) of square tiles on and above the diagonal, on the backend's device."""
-        backend = pick("cuda" if self.backend == "cuda" else "cpu")  # the oracle makes no costs of points
-        x = backend.to_memory(self.x)
+        x = self.memory(self.x)
         if namespace(x) is np:
             most = BLOCK
         else:
@@ -87,7 +95,7 @@ class PointDistances:
         parts = even_parts(self.count, math.isqrt(most))
         for k, rows in enumerate(parts):
             for columns in parts[k:]:
-                tile = backend.costs(PointCosts(x[rows], x[columns], "euclidean"))
+                tile = self.maker.costs(PointCosts(x[rows], x[columns], "euclidean"))
                 if self.power != 1:
                     tile **= self.power
                 yield rows, columns, tile

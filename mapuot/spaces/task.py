@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.result import Result
+from ..arrays import host, namespace
 from ..errors import shown
 from ..penalties import F64, kl_divergence
 from ..problem import validate
@@ -77,7 +78,9 @@ class Plan(NamedTuple):
         """Return this plan plus shares times (other - this plan); logs and KL are combined linearly, too."""
         found: dict[str, Any] = {}
         for name in self._fields:
-            own, *theirs = (np.asarray(getattr(plan, name)) for plan in (self, *others))
+            own, *theirs = (getattr(plan, name) for plan in (self, *others))
+            if isinstance(own, tuple):
+                own, *theirs = map(np.asarray, (own, *theirs))
             found[name] = own - sum(share * (own - one) for one, share in zip(theirs, shares, strict=True))
         found |= {name: tuple(found[name].tolist()) for name in self._fields[-3:]}
         return self._replace(**found | {"features": float(found["features"])})
@@ -415,12 +418,13 @@ class Task:
         c = alpha * plan.cols + half * (g**2).sum(1)
         if B.size:
             B, V, ones = without_ones(B, V)
-            c = c - 2 * alpha * ones
+            c = c - 2 * alpha * host(ones)
         if C.size:
             C, U, ones = without_ones(C, U)
-            r = r - 2 * alpha * ones
-        fixed = np.hstack([2 * alpha * B, 2 * half * f]), C
-        moving = np.hstack([V, g]), 2 * alpha * U
+            r = r - 2 * alpha * host(ones)
+        xp = namespace(V, U)
+        fixed = xp.hstack([2 * alpha * B, xp.asarray(2 * half * f)]), C
+        moving = xp.hstack([V, xp.asarray(g)]), 2 * alpha * U
         return StepCost(r, c, fixed, moving, M)
 
     def constant(self, plan: Plan) -> float:
@@ -501,8 +505,9 @@ def divergence_terms(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float =
 
 def without_ones(phi: F64, other: F64) -> tuple[F64, F64, F64]:
     """Return both factors of phi other^T without the column of ones in phi, and the column of ``other`` beside it."""
-    kept = np.delete(np.arange(phi.shape[1]), ONES)
-    return phi[:, kept], other[:, kept], other[:, ONES]
+    xp = namespace(phi)
+    kept = (xp.concatenate([z[:, :ONES], z[:, ONES + 1 :]], axis=1) for z in (phi, other))
+    return *kept, other[:, ONES]
 
 
 class StepCost(NamedTuple):
@@ -529,15 +534,16 @@ class StepCost(NamedTuple):
         return self._replace(r=self.r - f - result.problem.reg * log, c=self.c - g)
 
     def posed(self) -> Any:
-        """Return M for `solve`: a PointCloud, or an array if the cost has a matrix part."""
-        left = np.hstack([self.fixed[0], self.moving[1]])
-        right = np.hstack([self.moving[0], self.fixed[1]])
+        """Return M for `solve`: a PointCloud, where the factors lie, or an array if the cost has a matrix part."""
+        xp = namespace(*self.moving)
+        left = xp.hstack([self.fixed[0], self.moving[1]])
+        right = xp.hstack([self.moving[0], self.fixed[1]])
         if self.M is not None:
-            return self.r[:, None] + self.c + self.M - left @ right.T
-        size = [np.sqrt((z**2).mean(0)) for z in (left, right)]
+            return self.r[:, None] + self.c + self.M - host(left @ right.T)
+        size = [np.sqrt(host((z**2).mean(0))) for z in (left, right)]
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.sqrt(size[1] / size[0])
-        factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
+        factor = xp.asarray(np.where(np.isfinite(factor) & (factor > 0), factor, 1.0))
         form: Any = "auto"
         if len(left) * len(right) > SPACES.most_formed:
             form = None

@@ -14,13 +14,14 @@ norms |diag(r)^1/2 (D - A) diag(r)^1/2| and |diag(s)^1/2 (G - B) diag(s)^1/2| (F
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
 from ..answer.result import Result
-from ..arrays import host
+from ..arrays import host, namespace
 from ..penalties import F64
 from .distances import Space
 from .steps import GromovResult
@@ -43,40 +44,50 @@ class TrueTask(Task):
             return len(self.a)
         return 0
 
+    @functools.cached_property
+    def coordinates(self) -> tuple[Any, Any]:
+        """The coordinates of both spaces, on the GPU for backend "cuda"."""
+        memory = next(space.distances for space in (self.X, self.Y) if space.is_bounded).memory
+        return memory(self.X.phi), memory(self.Y.phi)
+
     def answer(self, result: Result) -> Plan:
         _, *products = result._sums_and_products(*self.columns)
-        return self.plan_of_products(result, map(host, products), *self.sums_of(result))
+        return self.plan_of_products(result, products, *self.sums_of(result))
 
     def plan(self, P: Any, r: F64, s: F64, terms: Any) -> Plan:
-        to_rows, to_columns = self.columns
+        to_rows, to_columns = map(host, self.columns)
         return self.plan_of_products(P, (P.apply(to_rows), P.apply_transpose(to_columns)), r, s, terms)
 
     @property
-    def columns(self) -> tuple[F64, F64]:
+    def columns(self) -> tuple[Any, Any]:
         """Columns that a plan and its transpose are multiplied with."""
-        return np.hstack([self.g, self.Y.phi]), self.X.phi
+        phi, psi = self.coordinates
+        xp = namespace(psi)
+        return xp.hstack([xp.asarray(self.g), psi]), phi
 
     def plan_of_products(self, P: Any, products: Any, r: F64, s: F64, terms: Any) -> Plan:
         """Return the `Plan` of P, given its products with `columns`."""
-        g = self.g
-        Z, V = products
-        cross = np.empty((0, self.Y.phi.shape[1]))
+        count = self.g.shape[1]
+        xp = namespace(self.coordinates[0])
+        Z, V = map(xp.asarray, products)
+        parts = []
         if self.X.is_bounded:
-            cross = Z[:, g.shape[1] :]
+            parts.append(Z[:, count:])
         if self.Y.is_bounded:
-            cross = np.vstack([cross, V]) if len(cross) else V
+            parts.append(V)
         whole = None if self.F is None else P.plan
-        features = self.feature_cost(r, s, Z[:, : g.shape[1]], whole)
-        return self.plan_of_moments(r, s, cross, features, *zip(*terms, strict=True))
+        features = self.feature_cost(r, s, host(Z[:, :count]), whole)
+        return self.plan_of_moments(r, s, xp.concatenate(parts), features, *zip(*terms, strict=True))
 
     def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
         X, Y = self.X, self.Y
+        phi, _ = self.coordinates
         m = self.rows_of_x
-        moved = np.empty_like(cross)
+        moved = namespace(cross).empty_like(cross)
         if X.is_bounded:
             product = X.distances.times(cross[:m])
             if Y.is_bounded:
-                product -= X.phi @ X.times(X.phi.T @ cross[:m])
+                product -= phi @ X.times(phi.T @ cross[:m])
             moved[:m] = Y.times(product.T).T
         if Y.is_bounded:
             moved[m:] = X.times(Y.distances.times(cross[m:]).T).T
@@ -90,32 +101,35 @@ class TrueTask(Task):
             places.append(self.rows_of_x + cols)
         r = np.zeros(self.X.count)
         s = np.zeros(self.Y.count)
-        cross = np.zeros((self.rows_of_x + self.Y.is_bounded * self.Y.count, plan.cross.shape[1]))
         r[rows], s[cols] = plan.r, plan.s
-        cross[np.concatenate(places)] = plan.cross
+        xp = namespace(plan.cross)
+        cross = xp.zeros((self.rows_of_x + self.Y.is_bounded * self.Y.count, plan.cross.shape[1]))
+        cross[xp.asarray(np.concatenate(places))] = plan.cross
         return self.plan_of_moments(r, s, cross, plan.features, *plan[-3:])
 
-    def factors(self, plan: Plan) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
+    def factors(self, plan: Plan) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         X, Y = self.X, self.Y
+        phi, psi = self.coordinates
+        xp = namespace(phi)
         m = self.rows_of_x
-        B = U = np.empty((X.count, 0))
-        C = V = np.empty((Y.count, 0))
+        B = U = xp.empty((X.count, 0))
+        C = V = xp.empty((Y.count, 0))
         if X.is_bounded:
-            C = Y.phi
+            C = psi
             U = plan.moved[:m]
         if Y.is_bounded:
-            B = X.phi
+            B = phi
             V = plan.moved[m:]
         return (B, C), (V, U)
 
     def vector(self, plan: Plan) -> F64:
-        X, Y = self.X, self.Y
-        if X.is_bounded:
-            folded = X.phi.T @ plan.cross[: X.count]
+        phi, psi = self.coordinates
+        if self.X.is_bounded:
+            folded = phi.T @ plan.cross[: self.X.count]
         else:
-            folded = plan.cross.T @ Y.phi
+            folded = plan.cross.T @ psi
         rows, cols = self.sizes
-        return np.asarray(folded / rows / cols).ravel()
+        return np.asarray(host(folded) / rows / cols).ravel()
 
 
 def task_of(*problem: Any) -> Task:

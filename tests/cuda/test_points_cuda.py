@@ -848,3 +848,25 @@ def test_sums_and_products_are_of_one_plan(d, form, monkeypatch):
     assert cost == pytest.approx((P * np.asarray(cloud)).sum(), rel=1e-12)
     for found, known in zip((r, s, *map(host, products)), (P.sum(1), P.sum(0), P @ X, P.T @ Y), strict=True):
         np.testing.assert_allclose(found, known, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [None, "auto"])
+@pytest.mark.parametrize("reg_m", [3.0, (np.inf, 3.0), (3.0, np.inf)])
+def test_points_of_a_gpu_with_addends_stay_there(form, reg_m):
+    rng = np.random.default_rng(0)
+    m, n = 40, 31
+    x, y, addends = rng.normal(size=(m, 18)), rng.normal(size=(n, 18)), (rng.normal(size=m), rng.normal(size=n))
+    a, b = np.full(m, 1 / m), np.full(n, 1 / n)
+    given = (x, y), map(cp.asarray, (x, y))
+    here, there = (mapuot.PointCloud(*points, "inner", form=form, addends=addends) for points in given)
+    assert there._cost.here
+    for cost, known in ((there._cost, here._cost), (there._cost.transpose(), here._cost.transpose())):
+        np.testing.assert_allclose(np.asarray(cost), np.asarray(known), atol=1e-13)
+        np.testing.assert_array_equal(cost.x, known.x)
+        np.testing.assert_array_equal(cost.y, known.y)
+        assert cost.error(1.0) == pytest.approx(known.error(1.0))
+    one, other = (mapuot.solve(M, a, b, reg=2.0, reg_m=reg_m, backend="cuda") for M in (here, there))
+    assert isinstance(other.plan, np.ndarray)
+    np.testing.assert_allclose(other.plan, one.plan, atol=1e-12)
+    with pytest.raises(ValueError, match="x must"):
+        mapuot.PointCloud(cp.full((3, 2), np.inf), cp.ones((2, 2)), "inner", addends=(0.0, 0.0))
