@@ -1,13 +1,16 @@
 """Random small problems of `gromov`, and each claim beside the truth.
 
-    python -m gromovs --count 1000 --seed 0       in tests/
+    python -m gromovs --count 1000 --seed 0 --jobs 8       in tests/
 
 The value is the objective by its definition, in long double. The last step's certificate is judged by the oracle. From
 the same start the value is compared with POT's, and a global bound with the values that 200 random starts reach.
 """
 
 import argparse
+import contextlib
+import functools
 import math
+import multiprocessing
 import sys
 import warnings
 from collections import Counter
@@ -187,21 +190,29 @@ def trial(rng, largest=10, starts=200, with_pot=True):
     return "", figures
 
 
-def run(seed, count, first=0, largest=10, starts=200):
-    """Return (totals, failures) of random problems."""
+def numbered_trial(index, seed, largest, starts):
+    """Return (index, failure or "", figures) of the problem of this number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return index, *trial(np.random.default_rng([seed, index]), largest, starts)
+
+
+def run(seed, count, first=0, largest=10, starts=200, jobs=1):
+    """Return (totals, failures) of random problems, in ``jobs`` processes."""
     totals = Counter()
     failures = []
-    for index in tqdm(range(first, first + count), disable=None):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                why, figures = trial(np.random.default_rng([seed, index]), largest, starts)
-            except KeyboardInterrupt:
-                break
-        totals.update(figures)
-        if why:
-            failures.append((index, why))
-            tqdm.write(f"{index}: {why}")
+    one = functools.partial(numbered_trial, seed=seed, largest=largest, starts=starts)
+    numbers = range(first, first + count)
+    with contextlib.ExitStack() as stack:
+        if jobs == 1:
+            found = map(one, numbers)
+        else:
+            found = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs)).imap_unordered(one, numbers)
+        for index, why, figures in tqdm(found, total=count, disable=None):
+            totals.update(figures)
+            if why:
+                failures.append((index, why))
+                tqdm.write(f"{index}: {why}")
     return totals, failures
 
 
@@ -212,7 +223,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--largest", type=int, default=10)
     parser.add_argument("--starts", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1)
     words = parser.parse_args()
-    totals, failures = run(words.seed, words.count, words.first, words.largest, words.starts)
+    totals, failures = run(words.seed, words.count, words.first, words.largest, words.starts, words.jobs)
     print(dict(totals))
     sys.exit(bool(failures))

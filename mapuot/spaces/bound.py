@@ -33,23 +33,23 @@ from ..problem.clouds import PointCloud
 from ..status import warn_not_converged
 from .settings import SPACES
 from .steps import FirstPlan, GromovResult, Limits, best_of, descend
-from .task import Plan, Task
+from .task import Task
 
 MOST_COORDINATES = 4  # of G: 4! simplices with 2^4 corners cover a box, and a bound of 1 % takes some hundred solves
-MOST_SOLVES = 10_000
-CORNER_TOL = 1e-2  # tol of a solve; its dual value, which counts, is closer by orders of magnitude
+GAP = 0.05  # of the distance that is asked for between bound and value: left between a corner's dual and its optimum
+LEAST_TOL, MOST_TOL = 1e-6, 0.03  # tol of a corner's solve; 0.01 and 0.1 took more CPU time (500 points, reg .05)
+CLOSE_TOL = 1e-3  # tol of a solve whose plan may be a better start: a rougher plan misses the masses, and costs less
+GAIN = 0.5  # of the distance that is asked for: descents from plans that are better by less would not end the search
 TOGETHER = 1 << 23  # entries of the costs of the corners that are solved in one batch
 MOST_TOGETHER = 16  # corners of a batch: of more, some would not be needed
-UNITS = 1 << 40  # corners are integers in units of the first box's width over this
 ROUNDING = 1e-12  # of the terms of a bound
-
-
 LEAST_WEIGHT = 1e-3  # of an edge: edges far from the least point become shorter, too
 LEAST_BEND = 1e-6  # of V along an edge, over the square of its length
 MOST_MOVES, PRECISE = 200, 1e-6  # in the search for the least point of a simplex; its relative error
 
 Place = tuple[int, ...]  # integer coordinates of a corner
 Simplex = tuple[Place, ...]
+Edge = tuple[Place, Place]
 
 
 class Corner(NamedTuple):
@@ -63,12 +63,17 @@ class Corner(NamedTuple):
 
 
 class GlobalBound:
-    """Branch and bound for a balanced `Task` between points; ``options``: of `solve`."""
+    """Branch and bound for a balanced `Task` between points; ``limits``: of descents; ``options``: of `solve`.
 
-    def __init__(self, task: Task, options: dict[str, Any]) -> None:
+    ``found`` has the answers of the descents from corners' plans.
+    """
+
+    def __init__(self, task: Task, limits: Limits, options: dict[str, Any]) -> None:
         check(task)
         self.task = task
+        self.limits = limits
         self.options = options
+        self.found: list[GromovResult] = []
         self.mass = float(task.a.sum())
         self.x = along_axes(task.X.phi[:, 2:], task.a)
         self.y = along_axes(task.Y.phi[:, 2:], task.b)
@@ -88,35 +93,78 @@ class GlobalBound:
         if task.F is not None or task.X.count * task.Y.count <= SPACES.corner_entries:
             self.base = share * task.feature_costs() - fixed[0] @ fixed[1].T
         self.corners: dict[Place, Corner] = {}
+        self.tried: set[Place] = set()  # corners that a descent may have started from
+        self.tol = MOST_TOL
 
     def run(self, value: float, rtol: float) -> float:
-        """Return a lower bound of the objective, at most rtol below ``value`` if MOST_SOLVES are enough."""
-        order = itertools.count()
-        heap: list[tuple[float, int, Simplex, Simplex]] = []
-        parts = first_simplices(len(self.reach))
-        while True:
-            self.solve([at for part in parts for at in part])
-            for part in parts:
-                bound, edge = self.bound(part)
-                heapq.heappush(heap, (bound, next(order), part, edge))
-            reached = self.constant + self.best.reached
-            value = min(value, reached + CORNER_TOL * abs(reached))  # rough plans may miss the marginals
-            enough = value - rtol * abs(value)
-            if heap[0][0] >= enough or len(self.corners) >= MOST_SOLVES:
-                return heap[0][0]
-            parts = []
-            new: set[Place] = set()
-            while heap and heap[0][0] < enough and len(new) < min(self.count_together, MOST_TOGETHER):
-                _, _, simplex, edge = heapq.heappop(heap)
-                middle = middle_of(*edge)
-                if middle not in self.corners:
-                    new.add(middle)
-                parts += [tuple(middle if at == end else at for at in simplex) for end in edge]
+        """Return a lower bound of the objective; ``found`` then has the answers from better plans than ``value``.
 
-    @property
-    def best(self) -> Corner:
-        """The corner with the plan of least objective."""
-        return min(self.corners.values(), key=lambda corner: corner.reached)
+        The bound is at most rtol below the least value if SPACES.most_corners are enough.
+        """
+        self.tol = self.tol_for(rtol * abs(value))
+        order = itertools.count()
+        heap: list[tuple[float, int, Simplex, Edge]] = []
+        parts = first_simplices(len(self.reach))
+        self.solve([*dict.fromkeys(at for part in parts for at in part)])
+        while True:
+            for part, bound, edge in zip(parts, *self.bounds(parts), strict=True):
+                heapq.heappush(heap, (bound, next(order), part, edge))
+            better = self.better_corner(value - GAIN * rtol * abs(value))
+            if better is not None:
+                value = min(value, self.descend_from(better))
+            parts = []
+            if len(self.corners) < SPACES.most_corners:
+                parts, new = self.halve_some(heap, value - rtol * abs(value))
+            if not parts:
+                best = None if self.found else self.better_corner(math.inf)
+                if best is not None:
+                    self.descend_from(best)
+                return heap[0][0]
+            self.solve(new)
+
+    def halve_some(self, heap: list[Any], enough: float) -> tuple[list[Simplex], list[Place]]:
+        """Take simplices with the least bounds below ``enough``; return their halves, and the new corners.
+
+        Return nothing if the bound suffices, or rests on a simplex whose edge has no middle among the places.
+        """
+        parts: list[Simplex] = []
+        new: dict[Place, None] = {}  # a set in order
+        while heap and heap[0][0] < enough and len(new) < min(self.count_together, MOST_TOGETHER):
+            _, _, simplex, edge = heap[0]
+            middle = middle_of(edge)
+            if middle is None:
+                break
+            heapq.heappop(heap)
+            if middle not in self.corners:
+                new[middle] = None
+            parts += [tuple(middle if at == end else at for at in simplex) for end in edge]
+        return parts, list(new)
+
+    def tol_for(self, slack: float) -> float:
+        """Return the tol of a solve: from a plan with the relative error tol, the gap is near reg mass tol^2."""
+        return min(MOST_TOL, max(LEAST_TOL, math.sqrt(GAP * slack / (self.reg * self.mass))))
+
+    def better_corner(self, value: float) -> Corner | None:
+        """Return a corner whose plan has an objective below ``value``, or None. No corner is returned twice.
+
+        Corners are solved again, more closely, until one is: their rough plans miss the masses.
+        """
+        while left := [at for at in self.corners if at not in self.tried]:
+            at = min(left, key=lambda at: self.corners[at].reached)
+            if not self.constant + self.corners[at].reached < value:
+                return None
+            self.tried.add(at)
+            self.solve_some([at], min(self.tol, CLOSE_TOL))
+            if self.constant + self.corners[at].reached < value:
+                return self.corners[at]
+        return None
+
+    def descend_from(self, corner: Corner) -> float:
+        """Take steps from the corner's plan, and return the value that they end at."""
+        (solved,) = self.answers(corner.G[None], [corner.logs], CLOSE_TOL)
+        plan = self.task.fitted(self.task.answer(solved))
+        self.found.append(descend(self.task, FirstPlan(plan), self.limits, self.options))
+        return self.found[-1].value
 
     @property
     def count_together(self) -> int:
@@ -126,19 +174,14 @@ class GlobalBound:
         size: int = self.base.size
         return max(1, TOGETHER // size)
 
-    def best_plan(self) -> Plan:
-        """Return the plan of the best corner."""
-        (found,) = self.answers(self.best.G[None], [self.best.logs])
-        return self.task.fitted(self.task.answer(found))
-
     @property
     def reg(self) -> float:
         return 2 * self.mass * self.task.reg
 
-    def answers(self, G: F64, starts: list[Any]) -> list[Result]:
+    def answers(self, G: F64, starts: list[Any], tol: float) -> list[Result]:
         """Solve the problems with the costs C(G) for a stack of matrices, each flat, from (log u, log v) of each."""
         task = self.task
-        options = {"reg": self.reg, "reg_m": math.inf, "tol": CORNER_TOL, **self.options}
+        options = {"reg": self.reg, "reg_m": math.inf, "tol": tol, **self.options}
         turned = 16 * task.alpha * np.einsum("id,pde->pie", self.x, G.reshape(-1, *self.shape))
         with muted():
             if self.base is not None:
@@ -155,16 +198,15 @@ class GlobalBound:
         return found
 
     def matrix_at(self, at: Any) -> F64:
-        return self.reach * (2.0 * np.asarray(at, np.float64) / UNITS - 1.0)
+        return self.reach * (2.0 * np.asarray(at, np.float64) / SPACES.box_units - 1.0)
 
-    def solve(self, wanted: list[Place]) -> None:
+    def solve(self, new: list[Place]) -> None:
         """Solve the problems of new corners, each from the answer of the nearest corner that is known."""
-        new = [at for at in dict.fromkeys(wanted) if at not in self.corners]
         step = self.count_together
         for k in range(0, len(new), step):
-            self.solve_some(new[k : k + step])
+            self.solve_some(new[k : k + step], self.tol)
 
-    def solve_some(self, new: list[Place]) -> None:
+    def solve_some(self, new: list[Place], tol: float) -> None:
         alpha = self.task.alpha
         G = np.array([self.matrix_at(at) for at in new])
         starts = []
@@ -172,7 +214,7 @@ class GlobalBound:
             solved = list(self.corners.values())
             apart = ((G[:, None] - np.array([corner.G for corner in solved])) ** 2).sum(-1)
             starts = [solved[k].logs for k in apart.argmin(1)]
-        for at, own, found in zip(new, G, self.answers(G, starts), strict=True):
+        for at, own, found in zip(new, G, self.answers(G, starts, tol), strict=True):
             moments = (self.x.T @ found.apply(self.y)).ravel()
             reached = found.objective + 16 * alpha * float(own @ moments) - 8 * alpha * float(moments @ moments)
             size = abs(found.dual) + self.largest_cost(own) * self.mass
@@ -189,22 +231,26 @@ class GlobalBound:
             terms.append(self.task.F)
         return largest + sum(float(np.abs(z).max()) for z in terms)
 
-    def bound(self, simplex: Simplex) -> tuple[float, Simplex]:
-        """Return a lower bound of F within a simplex, and the edge to halve."""
-        corners = [self.corners[at] for at in simplex]
-        G = np.array([corner.G for corner in corners])
-        V = np.array([corner.least for corner in corners])
-        slopes = np.array([corner.slope for corner in corners])
-        bound, shares = least_within(G, V, 8 * self.task.alpha)
-        bound += self.constant
-        apart = G - G[:, None]
-        bends = np.einsum("ijk,ijk->ij", slopes[:, None] - slopes, apart)  # 8 V(middle) - 4 (V_i + V_j) if quadratic
+    def bounds(self, simplices: list[Simplex]) -> tuple[list[float], list[Edge]]:
+        """Return a lower bound of F within each simplex, and the edge to halve."""
+        corners = [[self.corners[at] for at in simplex] for simplex in simplices]
+        G = np.array([[corner.G for corner in own] for own in corners])
+        V = np.array([[corner.least for corner in own] for own in corners])
+        slopes = np.array([[corner.slope for corner in own] for own in corners])
+        bounds, shares = least_within(G, V, 8 * self.task.alpha)
+        bounds += self.constant
+        bounds -= ROUNDING * (abs(self.constant) + np.abs(bounds))
+        apart = G[:, None] - G[:, :, None]
+        bends = ((slopes[:, :, None] - slopes[:, None]) * apart).sum(-1)  # 8 V(middle) - 4 (V_i + V_j) if quadratic
         bends = np.maximum(bends, LEAST_BEND * (apart**2).sum(-1))
-        weights = (np.outer(shares, shares) + LEAST_WEIGHT) * bends
-        i, j = divmod(int(np.argmax(weights)), len(weights))
-        if i == j:  # all corners have the same G
-            i, j = 0, -1
-        return bound - ROUNDING * (abs(self.constant) + abs(bound)), (simplex[i], simplex[j])
+        weights = (shares[:, :, None] * shares[:, None] + LEAST_WEIGHT) * bends
+        edges = []
+        for simplex, own in zip(simplices, weights, strict=True):
+            i, j = divmod(int(np.argmax(own)), len(own))
+            if i == j:  # all corners have the same G
+                i, j = 0, -1
+            edges.append((simplex[i], simplex[j]))
+        return bounds.tolist(), edges
 
 
 def first_simplices(d: int) -> list[Simplex]:
@@ -213,55 +259,66 @@ def first_simplices(d: int) -> list[Simplex]:
     for axes in itertools.permutations(range(d)):
         path = [(0,) * d]
         for axis in axes:
-            path.append((*path[-1][:axis], UNITS, *path[-1][axis + 1 :]))
+            path.append((*path[-1][:axis], SPACES.box_units, *path[-1][axis + 1 :]))
         found.append(tuple(path))
     return found
 
 
-def middle_of(one: Place, other: Place) -> Place:
-    return tuple((i + j) // 2 for i, j in zip(one, other, strict=True))
+def middle_of(edge: Edge) -> Place | None:
+    """Return the middle of an edge, or None if no place is there: halves by another place would leave a gap."""
+    sums = [i + j for i, j in zip(*edge, strict=True)]
+    if any(z % 2 for z in sums):
+        return None
+    return tuple(z // 2 for z in sums)
 
 
-def least_within(G: F64, V: F64, curve: float) -> tuple[float, F64]:
+def least_within(G: F64, V: F64, curve: float) -> tuple[F64, F64]:
     """Bound curve |x|^2 + sum_k p_k V_k from below, for points x = sum_k p_k G_k with shares p; return shares, too.
 
-    Pairwise Frank-Wolfe steps move the shares to the least point. Each step has a bound by the tangent at its point g,
+    ``G`` (count, corners, d) and ``V`` (count, corners) have many simplices. Pairwise Frank-Wolfe steps move the shares
+    to the least point. Each step has a bound by the tangent at its point g,
     curve |x|^2 >= 2 curve <g, x> - curve |g|^2, and the best of these bounds is returned.
     """
-    shares = np.zeros(len(V))
-    shares[int(np.argmin(V + curve * (G**2).sum(1)))] = 1.0
-    best = -math.inf
+    best = np.full(len(V), -np.inf)
+    shares = np.zeros(V.shape)
+    shares[np.arange(len(V)), np.argmin(V + curve * (G**2).sum(-1), 1)] = 1.0
+    left = np.arange(len(V))  # simplices that are not done
     for _ in range(MOST_MOVES):
-        g = shares @ G
-        tangent = V + 2 * curve * G @ g
-        low = int(np.argmin(tangent))
-        best = max(best, float(tangent[low] - curve * g @ g))
-        value = float(shares @ V + curve * g @ g)
-        if value - best <= PRECISE * abs(value):
+        p = shares[left]
+        rows = np.arange(len(left))
+        g = (p[:, :, None] * G[left]).sum(1)
+        squares = curve * (g**2).sum(1)
+        tangent = V[left] + 2 * curve * (G[left] @ g[:, :, None])[..., 0]
+        low = np.argmin(tangent, 1)
+        best[left] = np.maximum(best[left], tangent[rows, low] - squares)
+        values = (p * V[left]).sum(1) + squares
+        high = np.argmax(np.where(p > 0, tangent, -np.inf), 1)
+        bend = 2 * curve * ((G[left, high] - G[left, low]) ** 2).sum(1)
+        fall = tangent[rows, high] - tangent[rows, low]
+        most = p[rows, high]
+        moved = np.where(fall < bend * most, fall / np.where(bend > 0, bend, 1.0), most)
+        far = values - best[left] > PRECISE * np.abs(values)
+        left, moved, low, high = left[far], moved[far], low[far], high[far]
+        if not len(left):
             break
-        high = int(np.argmax(np.where(shares > 0, tangent, -np.inf)))
-        bend = 2 * curve * float(((G[high] - G[low]) ** 2).sum())
-        fall = float(tangent[high] - tangent[low])
-        moved = shares[high]
-        if fall < bend * moved:
-            moved = fall / bend
-        shares[low] += moved
-        shares[high] -= moved
+        shares[left, low] += moved
+        shares[left, high] -= moved
     return best, shares
 
 
 def bounded(task: Task, best: GromovResult, bound_tol: float, limits: Limits, options: dict[str, Any]) -> GromovResult:
-    """Return the better of an answer and the answer from the search's best plan, with ``lower_bound``."""
-    search = GlobalBound(task, options)
+    """Return the best of an answer and the answers from better plans that the search meets, with ``lower_bound``."""
+    search = GlobalBound(task, limits, options)
     bound = search.run(best.value, bound_tol)
-    other = descend(task, FirstPlan(search.best_plan()), limits, options)
-    values = [*best.values, other.value]
-    best = best_of([best, other])
+    values = [*best.values, *(one.value for one in search.found)]
+    best = best_of([best, *search.found])
     best.values = values
     best.lower_bound = bound
     if bound < best.value - bound_tol * abs(best.value):
         share = (best.value - bound) / abs(best.value)
-        warn_not_converged(f"gromov: lower_bound is {100 * share:.2g} % below the value after {MOST_SOLVES} solves")
+        warn_not_converged(
+            f"gromov: lower_bound is {100 * share:.2g} % below the value after {len(search.corners)} solves"
+        )
     return best
 
 

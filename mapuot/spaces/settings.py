@@ -16,6 +16,8 @@ class SpaceSettings(Settings):
     most_formed: int = 1 << 29
     device_entries: int = 1 << 25  # distances of a block on a GPU: 256 MiB (embedding.py)
     corner_entries: int = 1 << 21  # most costs that are formed once; more costs are made in each solve (bound.py)
+    most_corners: int = 10_000  # solves until the search for a lower bound is given up (bound.py)
+    box_units: int = 1 << 40  # width of the box of the search, in units of the corners' integer coordinates (bound.py)
     plan_entries: int = 1 << 20  # of the plans of pairs that are solved together: 8 MiB (api/gromov_pairs.py)
 
 

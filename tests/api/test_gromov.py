@@ -617,6 +617,38 @@ def test_the_search_for_a_bound_improves_a_poor_plan():
     assert found.values[0] == poor.value
 
 
+def test_a_poor_start_does_not_keep_the_search_going(using):
+    """No bound is within 1 % of a value 3 % above the minimum, so that the search has to find the minimum."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(14, 2)) * [1.0, 0.6]
+    y = rng.normal(size=(14, 2)) * [0.9, 0.7]
+    given = {"reg": 0.1, "reg_m": math.inf}
+    plans = [rng.random((14, 14)) ** 8 for _ in range(20)]
+    values = [mapuot.gromov(x, y, init=plan, **given).value for plan in plans]
+    best = min(values)
+    poor = plans[int(np.argmax(values))]
+    assert max(values) > 1.03 * best
+    using(SPACES, most_corners=600)
+    found = mapuot.gromov(x, y, init=poor, bound_tol=0.01, **given)
+    assert found.value <= best * (1 + 1e-6)
+    assert found.lower_bound >= 0.99 * found.value
+
+
+def test_a_search_whose_edges_have_no_middle_left_ends_with_a_true_bound(using):
+    """Halves by a place beside the middle would leave plans between them."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(8, 2))
+    y = rng.normal(size=(7, 2)) ** 2
+    given = {"reg": 0.05, "reg_m": math.inf}
+    for units in (1, 2, 6):
+        using(SPACES, box_units=units)
+        with pytest.warns(mapuot.ConvergenceWarning, match="lower_bound"):
+            found = mapuot.gromov(x, y, bound_tol=1e-3, **given)
+        assert found.lower_bound <= found.value
+        values = [mapuot.gromov(x, y, init=rng.random((8, 7)) ** 4, **given).value for _ in range(4)]
+        assert found.lower_bound <= min(values)
+
+
 def test_the_bound_says_where_it_does_not_apply():
     x = np.random.default_rng(0).random((5, 3))
     D = cdist(x, x)
