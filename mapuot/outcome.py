@@ -100,6 +100,20 @@ def before_newton_step(is_spent: bool) -> Outcome:
     return Outcome("running", "Newton's step waits for more passes")
 
 
+def after_open_steps(stat: Stats, is_cancelled: bool, is_spent: bool) -> Outcome:
+    """Return the outcome of steps with two levels whose last pass is not certified.
+
+    Its own verdict does not count what its hard columns miss.
+    """
+    if stat.status == "absorb" and not is_cancelled:
+        return OUTCOMES["absorb"]
+    if stat.status == "converged":
+        stat.status = "running"
+    if is_cancelled:
+        return CANCELLED
+    return before_newton_step(is_spent)
+
+
 def after_newton_step(stat: Stats, holds: bool, gives_up: bool, is_spent: bool) -> Outcome:
     """Set the status of a pass that Newton's step has judged; return the outcome. ``holds``: it is certified."""
     if holds:

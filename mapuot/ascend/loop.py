@@ -275,9 +275,7 @@ class StagePasses:
         if newton.judge(self.workspace, last, self.tol) or self.options.has_value(last):
             run.certified = last
             return outcomes.after_newton_step(last, True, False, run.is_spent)
-        if run.is_cancelled or last.status == "absorb":
-            return outcomes.after_pass(last.status, run.is_cancelled, run.is_spent)
-        return outcomes.before_newton_step(run.is_spent)
+        return outcomes.after_open_steps(last, run.is_cancelled, run.is_spent)
 
     def meet(self, newton: Any) -> Outcome:
         """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it."""

@@ -91,6 +91,17 @@ def test_after_a_few_passes(is_certified, is_spent, right):
     assert stat.status == ("converged" if is_certified else "running")
 
 
+@pytest.mark.parametrize(("verdict", "is_cancelled", "is_spent", "right"), [
+    ("converged", True, False, "cancelled"), ("converged", False, True, "max_passes"), ("absorb", False, False, "absorb"),
+    ("absorb", True, False, "cancelled"), ("running", False, False, "running"),
+])  # fmt: skip
+def test_after_steps_that_certify_nothing(verdict, is_cancelled, is_spent, right):
+    """The verdict of the pass itself does not count: it knows nothing of the hard columns."""
+    stat = passed(verdict)
+    assert outcomes.after_open_steps(stat, is_cancelled, is_spent).status == right
+    assert stat.status != "converged"
+
+
 def test_one_more_pass():
     stalled = OUTCOMES["stalled"]
     assert outcomes.after_fresh_kernel(CONVERGED, RUNNING) is RUNNING

@@ -137,3 +137,26 @@ def test_clouds_without_skipped_pairs(monkeypatch, tol):
     assert found.converged
     assert np.abs(found.plan - exact.plan).sum() <= found.error_bound + exact.error_bound
     assert 0 < int(found.how.split("steps by ")[1].split()[0]) < 200
+
+
+@pytest.mark.parametrize("truncate", [1.0, None], ids=["kept pairs", "all pairs"])
+@pytest.mark.parametrize("ends", ["callback", "max_passes"])
+def test_bounds_of_unfinished_steps_are_true(monkeypatch, truncate, ends):
+    """After products that no pass followed, and after a verdict on rows alone, bounds were .6 and .3 of the error."""
+    x = cloud(150, 1)
+    y = cloud(160, 2)
+    exact = mapuot.solve(costs(x, y), reg=REG, reg_m=np.inf, tol=1e-9)
+    monkeypatch.setattr(type(pick("cpu")), "most_factored", 0)
+    made = 0
+    for n_passes in range(4, 60):
+        if ends == "callback":
+            more = {"callback": lambda stats, last=n_passes: stats.n_pass >= last}
+        else:
+            more = {"max_passes": n_passes}
+        points = mapuot.PointCloud(x, y, scale=0.5, truncate=truncate, form=None)
+        found = mapuot.solve(points, reg=REG, reg_m=np.inf, tol=1e-3, **more)
+        assert np.abs(found.plan - exact.plan).sum() <= found.error_bound + exact.error_bound
+        made += "product" in found.how
+        if found.converged:
+            break
+    assert made > 3

@@ -294,27 +294,33 @@ class HostWorkspace(Workspace):
         self.operator.row_pass(self.row_side, self.col_side)
 
     def newton_product(self) -> Callable[[F64], F64]:
-        """Return the product for Newton's step from the last pass: a pass with factors instead of the prox."""
+        """Return the product for Newton's step from the last pass: a pass with factors instead of the prox.
+
+        A pass writes its u, here K (v d) times the factors, to a vector of its own: a product made later from the same
+        pass reads the u of that pass.
+        """
         n = self.problem.shape[1]
         state = self.state
         size = len(self.col_side["scale"])
-        factor, v, vd = native.vectors(len(self.row_side["scale"]), size, size)
+        room = len(self.row_side["scale"])
+        factor, scale, v, vd = native.vectors(room, room, size, size)
         lib.mapuot_newton_factors(state, pointer(factor), pointer(v))
         symmetric = self.options.symmetric
-        rows = self.row_side | {"factor": factor}
+        rows = self.row_side | {"factor": factor, "scale": scale}
         if symmetric:  # a pass of one potential writes K v over the marginal's buffer, which must survive
             rows["marginal"] = factor
 
         def product(d: F64) -> F64:
-            before = state.rows.marginal, state.cols.scale, self.progress.narrow
+            before = state.rows.marginal, state.rows.scale, state.cols.scale, self.progress.narrow
             vd[:n] = v[:n] * d
             state.rows.factor = pointer(factor)
             state.rows.marginal = pointer(rows["marginal"])
+            state.rows.scale = pointer(scale)
             state.cols.scale = pointer(vd)
             self.progress.narrow = 0
             with self.problem.ranks.adding(self.sums):
                 self.operator.row_pass(rows, self.col_side)
-            state.rows.marginal, state.cols.scale, self.progress.narrow = before
+            state.rows.marginal, state.rows.scale, state.cols.scale, self.progress.narrow = before
             state.rows.factor = ffi.NULL
             return np.asarray((-v[:n] if symmetric else v[:n]) * self.sums[:n])
 
