@@ -92,8 +92,8 @@ def test_after_a_few_passes(is_certified, is_spent, right):
 
 
 @pytest.mark.parametrize(("verdict", "is_cancelled", "is_spent", "right"), [
-    ("converged", True, False, "cancelled"), ("converged", False, True, "max_passes"), ("absorb", False, False, "absorb"),
-    ("absorb", True, False, "cancelled"), ("running", False, False, "running"),
+    ("converged", True, False, "cancelled"), ("converged", False, True, "max_passes"),
+    ("absorb", False, False, "absorb"), ("absorb", True, False, "cancelled"), ("running", False, False, "running"),
 ])  # fmt: skip
 def test_after_steps_that_certify_nothing(verdict, is_cancelled, is_spent, right):
     """The verdict of the pass itself does not count: it knows nothing of the hard columns."""
