@@ -89,6 +89,32 @@ def equations(b: F64, s: F64) -> tuple[F64, F64, F64]:
     return np.where(used, np.maximum(s, b), 1.0), np.where(used, b - s, 0.0), np.where(used, s, 1.0)
 
 
+@formula
+def preconditioned(left: F64, diagonal: F64, coarse: F64) -> tuple[F64, F64]:
+    """Return z = M^-1 left from the part of the coarse level, and the terms of <left, z>."""
+    z = left / diagonal + coarse
+    return z, left * z
+
+
+@formula
+def multiplied(d: F64, diagonal: F64, product: F64) -> tuple[F64, F64]:
+    """Return S d, and the terms of <d, S d>."""
+    t = diagonal * d - product
+    return t, d * t
+
+
+@formula
+def advanced(y: F64, left: F64, d: F64, t: F64, step: float) -> tuple[F64, F64, F64]:
+    """Return the next solution, its residual and the size of that."""
+    left = left - step * t
+    return y + step * d, left, np.abs(left)
+
+
+def plain(x: Any) -> Any:
+    """Return a matrix, or a vector to multiply it by, without the arithmetic for vectors, which is slow on matrices."""
+    return x.view(namespace(x).ndarray)
+
+
 def inner(x: F64, y: F64) -> float:
     return float((x * y).sum())
 
@@ -177,19 +203,18 @@ class PassPlans:
         before = 0.0
         is_solved = enough == 0
         for _ in range(LEVELS.most_products):
-            z = left / diagonal + self.groups.solve(left)
-            along = inner(left, z)
+            z, terms = preconditioned(left, diagonal, self.groups.solve(left))
+            along = float(terms.sum())
             d = z + (along / before if before else 0.0) * d
             before = along
-            t = diagonal * d - self.product(d)
+            t, terms = multiplied(d, diagonal, self.product(d))
             self.run.products += 1
-            curved = inner(d, t)
+            curved = float(terms.sum())
             if not curved > 0:
                 break
             is_solved = True
-            y = y + along / curved * d
-            left = left - along / curved * t
-            if not float(np.abs(left).sum()) > enough:
+            y, left, sizes = advanced(y, left, d, t, along / curved)
+            if not float(sizes.sum()) > enough:
                 break
         self.y = y - inner(self.s, y) / self.total
         is_solved = is_solved and not any_of(~np.isfinite(self.y))
@@ -248,7 +273,7 @@ class CoarseLevel:
         alpha, beta = problem.exponents(log_u, log_v)
         some = self.backend.operator_of(self.cloud[rows], problem.reg, None, ALONE, self.threads)
         some.set_exponents(alpha[xp.asarray(rows)], beta)
-        mass = xp.zeros((len(first), len(columns)))
+        mass = plain(xp.zeros((len(first), len(columns))))
         step = max(1, LEVELS.block_entries // n)
         room = xp.empty((min(step, len(rows)), n), some.dtype)
         for i0 in range(0, len(rows), step):
@@ -260,10 +285,10 @@ class CoarseLevel:
                 part = np.add.reduceat(block.T, columns).T
             own = group[i0:i1]
             starts = np.flatnonzero(np.diff(own, prepend=-1))
-            mass[own[0] : own[-1] + 1] += np.add.reduceat(part, xp.asarray(starts))
+            mass[own[0] : own[-1] + 1] += plain(np.add.reduceat(part, xp.asarray(starts)))
         a = self.weights[0]
         taken = np.add.reduceat(a[xp.asarray(rows)], xp.asarray(np.flatnonzero(np.diff(group, prepend=-1))))
-        mass *= (self.rows.sums(a) / np.where(taken > 0, taken, 1.0))[:, None]
+        mass *= plain(self.rows.sums(a) / np.where(taken > 0, taken, 1.0))[:, None]
         self.mass, self.logs = mass, (log_u, log_v)
 
     def form(self, log_u: F64, log_v: F64) -> None:
@@ -273,9 +298,10 @@ class CoarseLevel:
         for new, old, weight, own in zip(self.sorted(log_u, log_v), self.logs, self.weights, groups, strict=True):
             used, moved = map(own.sums, changed(weight, old, new))
             changes.append(grown(used, moved))
-        roots = self.mass * changes[1]
-        r = changes[0] * roots.sum(1)
-        roots *= (changes[0] / np.sqrt(np.where(r > 0, r, 1.0)))[:, None]
+        own, other = map(plain, changes)
+        r = changes[0] * (self.mass @ other)
+        roots = self.mass * other
+        roots *= plain(own / np.sqrt(np.where(r > 0, r, 1.0)))[:, None]
         self.equations = equations_of(roots)
 
     def factor(self, added: F64, size: F64) -> None:

@@ -410,7 +410,13 @@ def syrk(trans, a, out, lower):
     plain(out)[...] = np.where(np.tri(len(product), dtype=bool), product, np.nan)
 
 
-cublas = types.SimpleNamespace(syrk=syrk)
+def gemv(trans, alpha, a, x, beta, y):
+    """Write alpha a x + beta y, or with a^T, to y; beta 0: y may be NaN."""
+    found = alpha * ((plain(a).T if trans == "T" else plain(a)) @ plain(x))
+    plain(y)[...] = found + beta * plain(y) if beta else found
+
+
+cublas = types.SimpleNamespace(syrk=syrk, gemv=gemv)
 
 
 def get_default_memory_pool():
