@@ -49,10 +49,14 @@ def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     if gpu and (why := missing()):
         return {"skipped": why}
-    cases = GPU_CASES if gpu else CASES
+    if gpu:
+        cases = GPU_CASES
+        options = "backend='cuda'"
+    else:
+        cases = CASES
+        options = f"threads={args.threads}"
     if args.size or args.quick:
         cases = ((args.size or 60, 0.3),)
-    options = "backend='cuda'" if gpu else f"threads={args.threads}"
     rows = []
     for n, reg in cases:
         row = {"n": n, "reg": reg, **gromov.measured(f"bound.ours({n}, {reg}, {options})", LONGEST)}
