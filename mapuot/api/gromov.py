@@ -17,7 +17,7 @@ from ..errors import shown
 from ..problem import validate
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
-from ..spaces.bound import bounded
+from ..spaces.bound import bounded, check_bound_applies
 from ..spaces.distances import prepare, spaces_of
 from ..spaces.starts import best_answer
 from ..spaces.steps import FirstPlan, GromovResult, Limits
@@ -122,7 +122,7 @@ def gromov(
     bound_tol : float, optional
         Bound the global minimum from below, until ``lower_bound`` of the answer is within this share of its value: by
         branch and bound, which also starts again from better plans that it meets. For balanced sides and points with
-        two coordinates each (or one and up to four). 1 % takes some hundred solves.
+        two coordinates each (or one and up to four). 1 % takes some hundred solves. In 3-D it would take hours.
 
     Returns
     -------
@@ -184,18 +184,27 @@ def gromov(
     scale = 1.0
     if scale_cost is not None:
         scale = scale_of([task.usual_cost()], scale_cost, masses=[(np.asarray(host(a)), np.asarray(host(b)))])
+    if bound_tol is not None:
+        bound_tol = as_positive(bound_tol, "bound_tol")
+        check_bound_applies(task.priced(1.0 if reg is None else reg, rho or (1.0, 1.0)))
     search = AnswerSearch(task, scale, reg, rho, init, limits, options)
     best = search.best(mass, sharpness)
     if not (spaces[0].distances is None and spaces[1].distances is None):
         assess(best)
     if bound_tol is not None:
-        best = search.bounded(best, as_positive(bound_tol, "bound_tol"))
-    if not best.converged:
-        warn_not_converged("gromov, the last step: " + not_converged(best, inner_tol, words=Words(tol="inner_tol")))
-    if not best.settled:
-        change = best.steps[-1].change
-        warn_not_converged(f"gromov: the plan still changes by {change:.1e} after {max_iter} steps (tol {tol:.1e})")
+        best = search.bounded(best, bound_tol)
+    warn_unsettled(best, limits)
     return best
+
+
+def warn_unsettled(best: GromovResult, limits: Limits) -> None:
+    """Warn if the last step has not converged, or the plan has not settled."""
+    if not best.converged:
+        why = not_converged(best, limits.inner_tol, words=Words(tol="inner_tol"))
+        warn_not_converged(f"gromov, the last step: {why}")
+    if not best.settled:
+        change = f"{best.steps[-1].change:.1e} after {limits.max_iter} steps (tol {limits.tol:.1e})"
+        warn_not_converged(f"gromov: the plan still changes by {change}")
 
 
 def check_one_of(**given: Any) -> None:
