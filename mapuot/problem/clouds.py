@@ -195,7 +195,7 @@ class AllPoints(PointCosts):
     def _read(value: Any, name: str, stays: bool) -> Any:
         return value  # `as_flat` has checked it
 
-    def _take(self, x: Any, y: Any) -> bool:
+    def _take(self, x: Any, y: Any, addends: Any) -> bool:
         return False  # the points of many clouds are used as they are given
 
     def _set(self, rows: F64, columns: F64) -> None:
