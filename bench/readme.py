@@ -15,7 +15,7 @@ TABLES = {  # marker: (where its table stands, the records that it is of)
     "front": (("README.md", "docs/index.md"), ["solve", "words", "gromov", "loss-nvidia-h200"]),
     "gromov": (("docs/guide/spaces.md",), ["gromov", "gromov-nvidia-h200"]),
     "shapes": (("docs/guide/spaces.md",), ["shapes"]),
-    "bound": (("docs/guide/spaces.md",), ["bound"]),
+    "bound": (("docs/guide/spaces.md",), ["bound", "bound-nvidia-h200"]),
     "solve": (("docs/speed.md",), ["solve"]),
     "brief-pass": (("docs/speed.md",), ["pass"]),
     "brief-gpu": (("docs/speed.md",), ["gpu-nvidia-h200"]),
