@@ -36,7 +36,7 @@ from .steps import FirstPlan, GromovResult, Limits, best_of, descend
 from .task import Task
 
 # Most coordinates of G: a bound of 1 % takes some hundred solves. In 3-D, with 9, the search from 512 simplices around
-# 0 was 16 % below the value of 50 points after 2 CPU minutes, 2,086 solves and 156,237 simplices (AMD EPYC).
+# 0 was 16 % below the value of 50 points after 107 CPU s, 2,086 solves and 156,237 simplices (AMD EPYC).
 MOST_COORDINATES = 4
 GAP = 0.05  # of the distance that is asked for between bound and value: left between a corner's dual and its optimum
 LEAST_TOL, MOST_TOL = 1e-6, 0.03  # tol of a corner's solve; 0.01 and 0.1 took more CPU time (500 points, reg .05)
@@ -44,7 +44,7 @@ CLOSE_TOL = 1e-3  # tol of a solve whose plan may be a better start: a rougher p
 GAIN = 0.5  # of the distance that is asked for: descents from plans that are better by less would not end the search
 TOGETHER = 1 << 23  # entries of the costs of the corners that are solved in one batch
 MOST_TOGETHER = 16  # corners of a batch: of more, some would not be needed
-ROUNDING = 1e-12  # of the terms of a bound
+TERM_ROUNDING = 1e-12  # relative, of the terms of a bound
 LEAST_WEIGHT = 1e-3  # of an edge: edges far from the least point become shorter, too
 LEAST_BEND = 1e-6  # of V along an edge, over the square of its length
 MOST_MOVES, PRECISE = 200, 1e-6  # in the search for the least point of a simplex; its relative error
@@ -219,7 +219,7 @@ class GlobalBound:
             moments = (self.x.T @ found.apply(self.y)).ravel()
             reached = found.objective + 16 * alpha * float(own @ moments) - 8 * alpha * float(moments @ moments)
             size = abs(found.dual) + self.largest_cost(own) * self.mass
-            least = found.dual - ROUNDING * size
+            least = found.dual - TERM_ROUNDING * size
             self.corners[at] = Corner(own, least, -16 * alpha * moments, reached, found.own_logs)
 
     def largest_cost(self, G: F64) -> float:
@@ -240,7 +240,7 @@ class GlobalBound:
         slopes = np.array([[corner.slope for corner in own] for own in corners])
         bounds, shares = least_within(G, V, 8 * self.task.alpha)
         bounds += self.constant
-        bounds -= ROUNDING * (abs(self.constant) + np.abs(bounds))
+        bounds -= TERM_ROUNDING * (abs(self.constant) + np.abs(bounds))
         apart = G[:, None] - G[:, :, None]
         bends = ((slopes[:, :, None] - slopes[:, None]) * apart).sum(-1)  # 8 V(middle) - 4 (V_i + V_j) if quadratic
         bends = np.maximum(bends, LEAST_BEND * (apart**2).sum(-1))

@@ -19,7 +19,7 @@ from .settings import SPACES
 
 KINDS = ("sqeuclidean", "euclidean", "geodesic", "precomputed")
 TINY, HUGE = 1e-150, 1e150  # bounds on distances; their squares, and sums of these, are within float64
-ROUNDING = 2.0**-46  # relative rounding of the terms of a misfit
+MISFIT_ROUNDING = 2.0**-46  # relative rounding of the terms of a misfit
 ONES = 1  # the column of phi that is 1 in every row
 
 
@@ -140,7 +140,7 @@ class Space:
         cross = float(w @ (self.times(self.phi.T).T * products).sum(1))
         own = float(w @ self.square_means(w))
         true = float(w @ self.distances.square_means(w))
-        return max(0.0, own - 2 * cross + true) + ROUNDING * (own + 2 * abs(cross) + true), true
+        return max(0.0, own - 2 * cross + true) + MISFIT_ROUNDING * (own + 2 * abs(cross) + true), true
 
     def restrict(self, chosen: Any) -> Space:
         """Return the space of the chosen points; their coordinates are not computed again."""

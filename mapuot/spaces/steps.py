@@ -24,13 +24,13 @@ from .task import Factors, Plan, StepCost, Task, Terms
 
 LOOSE = 1e-2  # tol of the first inner solve; tol of later ones is SHARE times the change of the plan
 SHARE = 0.1
-NEAR = 0.03  # largest share of the mass that a step moves before an extrapolation
-FAR, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
+MOST_CHANGE = 0.03  # largest share of the mass that a step moves before an extrapolation
+LEAST_REACH, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
 LEAP, ALIGNED = 8.0, 0.95  # length of an extrapolation away from a saddle; least cosine of its last two steps
 LEAST_MOVE = 1e-2  # singular values of the differences of moves below this share of the largest count as 0
 RISE, MOST_OVERSHOOTS = 1e-3, 2  # after so many steps that raise the objective by this share, steps go half as far
 LEAST_SHARE = 1 / 16
-AHEAD = 0.5  # largest share of the mass that an extrapolation moves
+MOST_MOVED = 0.5  # largest share of the mass that an extrapolation moves
 TILT, TIE = 0.1, 1e-6  # correlations that tilts add to a settled plan and to the start of proximal steps
 SIGHTS = 8  # points; their distances make a tilt
 
@@ -412,14 +412,14 @@ def answer_of(task: Task, end: LastStep) -> GromovResult:
 
 
 def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
-    """Return an extrapolation of the last plans, or None if it is not at least FAR steps ahead.
+    """Return an extrapolation of the last plans, or None if it is not at least LEAST_REACH steps ahead.
 
-    ``change``: share of the mass that the last step moved. The extrapolation moves at most AHEAD of the mass. It is
-    Anderson's where steps become shorter. Where they grow in one direction, the plan leaves a saddle, and the
+    ``change``: share of the mass that the last step moved. The extrapolation moves at most MOST_MOVED of the mass. It
+    is Anderson's where steps become shorter. Where they grow in one direction, the plan leaves a saddle, and the
     extrapolation goes LEAP steps further in this direction: Anderson's leads back to the saddle. While steps are large
     there is none, since it may lead to another local minimum.
     """
-    if len(trail) < 3 or change > NEAR:
+    if len(trail) < 3 or change > MOST_CHANGE:
         return None
     before, after = (np.stack([task.vector(plan) for plan in plans]) for plans in zip(*trail, strict=True))
     left = after - before
@@ -437,10 +437,10 @@ def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | N
         moves = left[-1] - left[:-1]
         share = np.linalg.pinv(moves @ moves.T, rcond=LEAST_MOVE**2, hermitian=True) @ (moves @ left[-1])
         far = float(np.linalg.norm(share @ (after[-1] - after[:-1])) / sizes[-1])
-        if not FAR <= far < math.inf:
+        if not LEAST_REACH <= far < math.inf:
             return None
-    mixed = last.mixed(plans, share * min(1.0, AHEAD / change / far))
-    if mixed.mass > AHEAD * last.mass:
+    mixed = last.mixed(plans, share * min(1.0, MOST_MOVED / change / far))
+    if mixed.mass > MOST_MOVED * last.mass:
         return mixed
     return None
 

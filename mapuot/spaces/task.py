@@ -37,7 +37,7 @@ from .settings import SPACES
 
 ROUNDING = 2.0**-50  # relative rounding of the terms of a value
 STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of proximal steps in median costs: first, factor a step, least
-FAR = 1e12  # rho / (reg + costs): above it a marginal equals a hard side's in float64
+AS_HARD = 1e12  # rho / (reg + costs): above it a marginal equals a hard side's in float64
 FIRM = 1e6  # rho / reg: above it float32's squared rounding, (1e-8)^2, would cost over 1e-10 reg
 
 
@@ -145,7 +145,7 @@ class Task:
         if not 0 < whole * whole < math.inf:  # KL terms are between products of measures
             raise ValueError(f"a and b must have masses whose product has a square within float64, got {sizes}")
         self.prices = [*zip((*rho, reg), (*sizes, whole), strict=True)]
-        if FAR * reg < max(p for p in (*rho, 0.0) if p < math.inf):
+        if AS_HARD * reg < max(p for p in (*rho, 0.0) if p < math.inf):
             self.rho = self.hardened(sizes)
             self.hard = math.inf in self.rho
             self.prices = [*zip((*self.rho, reg), (*sizes, whole), strict=True)]
@@ -161,10 +161,10 @@ class Task:
         if apart <= EVEN:
             apart = 0.0
         pulls = [apart and rho * apart for rho in self.rho[::-1]]  # of the other side
-        rho = tuple(math.inf if p >= FAR * (unit + pull) else p for p, pull in zip(self.rho, pulls, strict=True))
-        if any(FAR * unit <= p < math.inf for p in rho):
+        rho = tuple(math.inf if p >= AS_HARD * (unit + pull) else p for p, pull in zip(self.rho, pulls, strict=True))
+        if any(AS_HARD * unit <= p < math.inf for p in rho):
             raise ValueError(
-                f"reg_m must be less than {FAR:g} times the costs or inf where a and b have unlike masses, got "
+                f"reg_m must be less than {AS_HARD:g} times the costs or inf where a and b have unlike masses, got "
                 f"{shown(self.rho)} and {sizes}: divide a and b by their sums"
             )
         return rho
