@@ -6,19 +6,27 @@
 // hold the pieces of the 32 points of a warp that get sums; 64 points summed over come into shared memory at a time,
 // while the previous ones are in use. The rows' and the columns' sums multiply the same pieces in the same order, so
 // that both have the same bits of K_ij.
-// Option: STEPS (of 16 coordinates; 0: points.cuh or point_tiles.cuh makes these sums).
-#define PIECE 32   // coordinates of a chunk
-#define UNITS 8    // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
-#define WARP_TO 32 // points of a warp that get sums
+// PRODUCTS 1: only <x', y'>, for points rounded to x' and y'; to_log and from_log then hold the squares of x' and y', so
+// that both sums have the entries of these points.
+// Options: STEPS (of 16 coordinates; 0: points.cuh or point_tiles.cuh makes these sums), PRODUCTS (3 or 1).
+#define PIECE 32 // coordinates of a chunk
+#define UNITS 8  // 16 bytes each, of a point's chunk: 4 of first pieces, 4 of second ones
+#define PIECES (PRODUCTS == 1 ? 1 : 2)
+#define UNITS_HERE (4 * PIECES) // of a point's chunk in shared memory
+#define WARP_TO 32              // points of a warp that get sums
 #define TO_TILE (8 * WARP_TO)
 #define CHUNKS ((STEPS + 1) / 2)
 #define AT_ONCE (CHUNKS <= 4) // are all coordinates in registers?
-#define FROM_TILE (CHUNKS <= 2 ? 64 : 32)
+#define HELD_CHUNKS (AT_ONCE ? CHUNKS : 1)
+#define FROM_TILE (CHUNKS <= 2 || PIECES == 1 ? 64 : 32)
 #define OCTETS (FROM_TILE / 8) // of 8 points, which one instruction multiplies with 16 others
 #define TILES_STRETCH 4        // tiles of products that a lane sums in float32
 
 // The place, in 16 bytes, of unit u of point p: places of 8 neighbours differ modulo 8, so that no bank serves two
 FN int64_t unit_of(int64_t p, int u) { return p * UNITS + (u ^ (int)(p & 7)); }
+
+// The same in shared memory: first pieces alone have two points in 128 bytes
+FN int place_of(int p, int u) { return p * UNITS_HERE + (u ^ (PIECES == 1 ? p >> 1 & 3 : p & 7)); }
 
 // Copy 16 bytes from global to shared memory; they are visible to all after all_here and a barrier
 FN void bring(void *to, const void *from) {
@@ -42,14 +50,14 @@ FN void take_four(uint32_t (&y)[4], const void *row) {
                  : "l"(__cvta_generic_to_shared(row)));
 }
 
-// This lane's part of a chunk of 16 points: both pieces, in two steps of 16 coordinates
+// This lane's part of a chunk of 16 points: one or both pieces, in two steps of 16 coordinates
 struct Pieces {
-    uint32_t x[2][2][4];
+    uint32_t x[PIECES][2][4];
 
     // first: the pieces of the first of the 16 points
     FN void take(const uint4 *first) {
         const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
-        UNROLLED (int piece = 0; piece < 2; piece++)
+        UNROLLED (int piece = 0; piece < PIECES; piece++)
             UNROLLED (int step = 0; step < 2; step++)
                 UNROLLED (int q = 0; q < 4; q++)
                     x[piece][step][q] = __ldg(
@@ -62,14 +70,14 @@ struct Pieces {
         UNROLLED (int step = 0; step < 2; step++) {
             if (step == steps) break;
             multiply(sum, x[0][step], y[2 * step], y[2 * step + 1]);
-            UNROLLED (int k = 0; k < 2; k++)
+            UNROLLED (int k = 0; k < 2 * (PIECES - 1); k++)
                 if ((k == 1) == TURNED) multiply(sum, x[0][step], z[2 * step], z[2 * step + 1]);
-                else multiply(sum, x[1][step], y[2 * step], y[2 * step + 1]);
+                else multiply(sum, x[PIECES - 1][step], y[2 * step], y[2 * step + 1]);
         }
     }
 };
 
-typedef uint4 Stage[AT_ONCE ? CHUNKS : 1][FROM_TILE * UNITS]; // the chunks of a tile, or one chunk
+typedef uint4 Stage[HELD_CHUNKS][FROM_TILE * UNITS_HERE]; // the chunks of a tile, or one chunk
 
 struct alignas(16) Ends {
     float log[FROM_TILE], weight[FROM_TILE];
@@ -79,10 +87,11 @@ struct alignas(16) Ends {
 FN void bring_tile(Stage &here, Ends &ends, const uint4 *from, const float *log, const float *weight, int64_t ld,
                    int64_t others, int tile, int chunk) {
     const int64_t j0 = (int64_t)tile * FROM_TILE;
-    UNROLLED (int c = 0; c < (AT_ONCE ? CHUNKS : 1); c++)
-        UNROLLED (int q = 0; q < FROM_TILE * UNITS / 256; q++) {
-            const int at = threadIdx.x + 256 * q;
-            bring(here[c] + at, from + ((chunk + c) * ld + j0) * UNITS + at);
+    UNROLLED (int c = 0; c < HELD_CHUNKS; c++)
+        UNROLLED (int q = 0; q < FROM_TILE * UNITS_HERE / 256; q++) {
+            const int at = threadIdx.x + 256 * q, p = at / UNITS_HERE, u = at % UNITS_HERE;
+            bring(here[c] + (PIECES == 2 ? at : place_of(p, u)),
+                  from + ((chunk + c) * ld + j0) * UNITS + (PIECES == 2 ? at : unit_of(p, u)));
         }
     if (chunk > 0 || threadIdx.x >= FROM_TILE) return;
     const int64_t j = j0 + threadIdx.x;
@@ -110,7 +119,7 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
     const int stages = AT_ONCE ? 1 : CHUNKS; // of a tile
     float own[2][2], acc[2][2];
     double total[2][2];
-    Pieces mine[AT_ONCE ? CHUNKS : 1][2];
+    Pieces mine[HELD_CHUNKS][2];
     UNROLLED (int m = 0; m < 2; m++) {
         UNROLLED (int h = 0; h < 2; h++) {
             own[m][h] = to_log[i0 + 16 * m + 8 * h + lane / 4];
@@ -140,16 +149,16 @@ FN void sums_of_block(const uint4 *to, int64_t to_ld, const float *to_log, const
                     UNROLLED (int m = 0; m < 2; m++) // these sums of multiples of 2^-8 are exact
                         UNROLLED (int q = 0; q < 4; q++) s[m][q] = own[m][q / 2] + (q % 2 ? log.y : log.x);
                 }
-                UNROLLED (int c = 0; c < (AT_ONCE ? CHUNKS : 1); c++) {
-                    uint32_t y[4], z[4];
+                UNROLLED (int c = 0; c < HELD_CHUNKS; c++) {
+                    uint32_t y[4], z[4] = {};
                     const int steps = AT_ONCE && STEPS == 2 * c + 1 ? 1 : 2;
-                    if (steps == 1) { // one step of first and one of second pieces
-                        take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 16 * 4 + lane / 8 % 2));
+                    if (PIECES == 2 && steps == 1) { // one step of first and one of second pieces
+                        take_four(y, here[c] + place_of(8 * g + lane % 8, lane / 16 * 4 + lane / 8 % 2));
                         z[0] = y[2];
                         z[1] = y[3];
                     } else {
-                        take_four(y, here[c] + unit_of(8 * g + lane % 8, lane / 8));
-                        take_four(z, here[c] + unit_of(8 * g + lane % 8, 4 + lane / 8));
+                        take_four(y, here[c] + place_of(8 * g + lane % 8, lane / 8));
+                        if (PIECES == 2) take_four(z, here[c] + place_of(8 * g + lane % 8, 4 + lane / 8));
                     }
                     UNROLLED (int m = 0; m < 2; m++) mine[c][m].template add<TURNED>(s[m], y, z, steps);
                 }
@@ -186,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     __shared__ Ends ends[2];
     if (!TOPS && stopped(S, parity)) return;
     const int step = TOPS ? (int)every : 1;
-    if (turned)
+    if (PIECES == 2 && turned)
         sums_of_block<true>(to, to_ld, to_log, from, from_log, weight, out, count, others, from_ld, step, stage, ends);
     else
         sums_of_block<false>(to, to_ld, to_log, from, from_log, weight, out, count, others, from_ld, step, stage, ends);

@@ -183,3 +183,16 @@ extern "C" __global__ void __launch_bounds__(256)
     most = block_max(most);
     if (threadIdx.x == 0) atomicMax((int64_t *)largest, __double_as_longlong(most));
 }
+
+// lost_p = |x_p|^2 - |x'_p|^2, factor x'_p being the first piece of factor x_p. Coordinates lie as for split_points.
+extern "C" __global__ void __launch_bounds__(256) lost_squares(const double *points, int64_t step, int64_t own,
+                                                               int64_t d, int64_t count, double factor, double *lost) {
+    const int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x;
+    if (p >= count) return;
+    double sum = 0;
+    for (int64_t k = 0; k < d; k++) {
+        const double x = points[k * step + p * own], near = float_of(short_of((float)(factor * x))) / factor;
+        sum = fma(x - near, x + near, sum);
+    }
+    lost[p] = sum;
+}

@@ -21,7 +21,7 @@
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (needs DIM > 0, and TOPS, KEPT and MASKED 0),
 // KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: own terms of points are in
 // the logarithms and c_ij is -x.y, for QUICK 1 and 2), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
-// point_tiles.cuh), STEPS (not 0: of point_products.cuh), WIDE_CHUNKS (not 0: of
+// point_tiles.cuh), STEPS (not 0: of point_products.cuh, with PRODUCTS), WIDE_CHUNKS (not 0: of
 // point_wide_products.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask; its rows
 // are the points that get sums).
 #include "common/mask.h"
@@ -35,6 +35,7 @@
 #pragma option HALVED 0
 #pragma option DEPTH 0
 #pragma option STEPS 0
+#pragma option PRODUCTS 3
 #pragma option WIDE_CHUNKS 0
 #pragma option SPLIT 1
 

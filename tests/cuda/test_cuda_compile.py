@@ -126,6 +126,10 @@ CASES = {
         "portable.cu", points(1, 1, 0, STEPS=4), {"product_sums": (128, 64), "point_columns": (128, 0)},
     ),
     "largest exponents of products": ("portable.cu", points(1, 1, 0, STEPS=1, TOPS=1), {"product_sums": (128, 0)}),
+    "products of rounded points": ("portable.cu", points(1, 1, 0, STEPS=2, PRODUCTS=1), {"product_sums": (85, 0)}),
+    "more products of rounded points": (
+        "portable.cu", points(1, 1, 0, STEPS=9, PRODUCTS=1), {"product_sums": (128, 0)},
+    ),
     "float64 products": ("portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=2), {"wide_product_sums": (128, 0)}),
     "more float64 products": ("portable.cu", points(0, -1, 0, QUICK=1, WIDE_CHUNKS=4), {"wide_product_sums": (128, 8)}),
     "float64 products of more pieces": (
@@ -147,7 +151,8 @@ CASES = {
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "tables of points": (
         "point_tables.cu", {"STORE": 0, "COST": 1},
-        {"take_points": (255, 0), "take_candidates": (64, 0), "square_factors": (64, 0), "split_points": (64, 0)},
+        {"take_points": (255, 0), "take_candidates": (64, 0), "square_factors": (64, 0), "split_points": (64, 0),
+         "lost_squares": (64, 0)},
     ),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
     "formulas of vectors": ("vectors.cu", {"STORE": 0}, {"evaluate": (255, 512), "reduceat": (255, 0)}),

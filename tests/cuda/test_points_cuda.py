@@ -23,7 +23,7 @@ from mapuot.backends.cuda import arrays, vectors
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS, DEVICE_LAUNCHES
-from mapuot.backends.narrow_points import LOG2_E
+from mapuot.backends.narrow_points import LOG2_E, centred
 from mapuot.backends.settings import BOXES, NARROW
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
@@ -539,6 +539,78 @@ def test_float64_products_on_tensor_cores_have_quick_powers(monkeypatch, metric,
         right = of @ w[: of.shape[1]]
         np.testing.assert_allclose(found, right, rtol=workspace.state["limits"]["storage_error"], atol=1e-300)
         assert (np.abs(found - right) > 1e-8 * right).any() == (tol == 1e-3)
+
+
+@pytest.mark.parametrize("d", [9, 40, pytest.param(130, marks=SLOW)])
+def test_passes_over_rounded_points_have_the_sums_of_these_points(d, using):
+    """One step, three steps in registers, and chunk by chunk; the largest exponents are those of these points, too."""
+    using(DEVICE_LAUNCHES, least_corrected=1)
+    x, y, a, b = clouds(45, 70, d)
+    b[50] = 0.0
+    workspace = begun(mapuot.PointCloud(x / np.sqrt(d), y / np.sqrt(d), form=None), a, b)
+    assert workspace.rounds
+    launch = workspace.launch
+    rows, columns = (np.asarray(host(z)) for z in centred(workspace.cloud, 0.05, cp))
+    moved = rows, columns[:, :70].T
+    near = [z.astype(np.float32).astype(np.float16).astype(float) for z in moved]
+    logs = [side.log[: side.count].get().astype(float) for side in launch.sides]
+    lost = [(z**2).sum(1) - (w**2).sum(1) for z, w in zip(moved, near, strict=True)]
+    known = workspace.narrow_points.row, workspace.narrow_points.col[:70]
+    for log, before, more in zip(logs, known, lost, strict=True):
+        np.testing.assert_allclose(log, before + more, rtol=1e-6, atol=1e-6)
+    K = np.exp2(logs[0][:, None] + logs[1] + 2 * near[0] @ near[1].T)
+    weights = np.random.default_rng(2).random(256).astype(np.float32)
+    for k, of in enumerate((K, K.T)):
+        found = launch.sum_over(k, cp.asarray(weights)).sum(0).get()
+        np.testing.assert_allclose(found, of @ weights[: of.shape[1]], rtol=1e-4)
+    apart = cdist(*near, "sqeuclidean")
+    alpha, beta = workspace.balance(a == 0, np.where(b > 0, 0.0, -np.inf))
+    np.testing.assert_allclose(alpha, apart[:, b > 0].min(1) / LOG2_E, rtol=1e-4)
+    used = apart / LOG2_E - alpha[:, None]
+    np.testing.assert_allclose(beta[b > 0], used.min(0)[b > 0], atol=1e-3)
+
+
+def test_one_pass_with_both_pieces_corrects_those_over_rounded_points(using):
+    """All other passes before float64 are over rounded points, and no more passes are made than without these."""
+    using(DEVICE_LAUNCHES, least_corrected=1)
+    x, y, a, b = clouds(90, 110, 20)
+    a[4] = b[7] = 0.0
+    for tol in (1e-3, 1e-6):
+        counts = []
+        want = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=0.1, reg_m=2.0, tol=1e-10, backend="cpu")
+        for worth in (1.0, 0.0):
+            using(DEVICE_LAUNCHES, rounded_worth=worth)
+            problem = Problem.from_arrays(mapuot.PointCloud(x, y, form=None), a, b, 0.1, 2.0, "kl", "product", cuda)
+            kinds = []
+            status = "running"
+            with closing(cuda.workspace(problem, make_options("auto", "mixed", tol, None, 1))) as workspace:
+                workspace.absorb(np.zeros(110))
+                while status == "running":
+                    narrow = workspace.progress["narrow"] > 0
+                    kinds.append(int(narrow) + int(narrow and workspace.rounds))
+                    last = workspace.iterate(1)[-1]
+                    status = last.status
+                u, v = (np.exp(host(z)) for z in workspace.potentials())
+            assert status == "converged"
+            plan = a[:, None] * u[:, None] * np.exp(-cdist(x, y, "sqeuclidean") / 0.1) * v * b
+            assert relative_error(plan, want.plan) <= last.error + want.error_bound
+            counts.append(kinds)
+        assert counts[0].count(1) == 1
+        assert counts[1].count(2) == 0
+        assert len(counts[0]) <= len(counts[1]) + 1
+
+
+def test_far_points_and_rough_ones_are_not_rounded(using):
+    using(DEVICE_LAUNCHES, least_corrected=1)
+    x, y, a, b = clouds(45, 70, 9)
+    assert begun(mapuot.PointCloud(x, y, form=None), a, b).rounds
+    x[5] += 6.0  # 2^-8 of its square is more than 16
+    assert not begun(mapuot.PointCloud(x, y, form=None), a, b).rounds
+    x[5] -= 6.0
+    using(DEVICE_LAUNCHES, rounded_worth=1e-4)
+    assert not begun(mapuot.PointCloud(x, y, form=None), a, b).rounds
+    using(DEVICE_LAUNCHES, rounded_worth=1.0)
+    assert not begun(mapuot.PointCloud(x, y, "inner", form=None), a, b).rounds
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "inner"])

@@ -266,7 +266,8 @@ def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]
     own = every = options
     if "POINTS" in options:
         own = options | ANY_SIDES
-        every = {k: x for k, x in options.items() if k not in ("DEPTH", "STEPS", "WIDE_CHUNKS")} | ANY_POINTS
+        of_sums = "DEPTH", "STEPS", "PRODUCTS", "WIDE_CHUNKS"
+        every = {k: x for k, x in options.items() if k not in of_sums} | ANY_POINTS
     finish = finish_job(options)
     jobs = [("portable.cu", sums, own), *(("portable.cu", name, every) for name in others)]
     return [*jobs, finish, (finish[0], "ring_offset", finish[2])]  # ring_offset: shared memory before its ring
@@ -297,6 +298,8 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
 def point_blocks(options: dict[str, int]) -> int:
     """Return the blocks on a multiprocessor for sums between points with these options (src_cuda/points/points.cuh)."""
     if "STEPS" in options:
+        if options["STEPS"] <= 2 and options.get("PRODUCTS") == 1:
+            return 3
         return 1 if 4 < options["STEPS"] <= 8 else 2  # coordinates of 32 points of a warp fill the registers
     if "WIDE_CHUNKS" in options:
         return 1 if 4 < options["WIDE_CHUNKS"] <= 8 else 2  # likewise

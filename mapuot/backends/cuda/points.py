@@ -1,9 +1,11 @@
 """Solves between points on the device: no K; each pass makes its entries twice, for the rows and for the columns.
 
 Portable kernels make the passes; src_cuda/points/points.cuh replaces their row half, which would read K. Passes work in
-float32 while the error is large, then in float64. Twin: backends/cpu/workspace.py.
+float32 while the error is large, then in float64; on tensor cores float32 passes begin with coordinates rounded to
+float16. Twin: backends/cpu/workspace.py.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,6 +60,14 @@ WIDE_PIECE, WIDE_CHUNKS, WIDE_PRODUCTS = 16, 8, 90
 MOST_WIDE = 512  # dimensions in which float64 passes multiply on tensor cores
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
 MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
+# Where float64 passes may correct float32 ones, these begin with one product of first pieces in the place of three. An
+# exponent then errs by at most 2^-8 r^2, r the length of the farthest point: with r^2 below MOST_ROUNDED no entry
+# exceeds 2^16.
+MOST_ROUNDED = 2.0**12
+# At an error of MEASURE_AT one pass with three products corrects the passes with one, which then err by the product of
+# both errors. It comes later where that product exceeds the error at which float32 passes end. Between both kinds the
+# image jumps, which spoils Anderson's next steps the more, the smaller the error is: at .1 for .3 one pass was lost.
+MEASURE_AT = 0.3
 WAVES = 8  # most times that the blocks of the parts of a sum may fill the device
 KEPT_WAVES = 32  # the same where pairs are skipped: a box may have 15 times as many pairs as others
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
@@ -165,6 +175,9 @@ class PackedSide:
     ``tiled``: the layout of point_tiles.cuh for both, whole tiles of points and ``depth`` coordinates a step.
     """
 
+    lost: Any = 0.0  # terms of the points to add to the logarithms
+    rounded = False  # do sums multiply first pieces alone?
+
     def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float, depth: int = 0) -> None:
         """``points``: (d, count or more); columns beyond ``count`` are ignored. ``depth``: 0: a usual one."""
         d = len(points)
@@ -185,7 +198,7 @@ class PackedSide:
         self.log = vectors.zeros(room, dtype)
 
     def set(self, log: Any, left_out: float, finite: bool = False) -> None:
-        log = vectors.asarray(log)
+        log = vectors.asarray(log) + self.lost
         if finite:
             self.log[: len(log)] = np.where(np.isinf(log), left_out, log)
         else:
@@ -211,6 +224,23 @@ class SplitSide(PackedSide):
         blocks = min(vectors.MOST_BLOCKS, -(-4 * chunks * self.ld // 256))
         run = kernel("point_tables.cu", "split_points", STORE=0, COST=0)
         run((blocks,), (256,), (points, *steps, *sizes, np.float64(factor), self.to, largest))
+
+    def round(self, points: Any, factor: float) -> "SplitSide":
+        """Return the same points rounded to their first pieces, which share the memory of coordinates.
+
+        ``lost``: their squares change by so much. With their own squares, rounded points x' and y' have exponents that
+        are off by 2 (x - y).(dx - dy); with the squares of x and y, by 2 (x.dy + y.dx), which is more for near points.
+        """
+        side = copy.copy(self)
+        side.rounded = True
+        side.log = vectors.zeros(self.ld, np.float32)
+        side.lost = vectors.empty(self.count)
+        steps = (np.int64(step // 8) for step in points.strides)
+        run = kernel("point_tables.cu", "lost_squares", STORE=0, COST=0)
+        words = points, *steps, np.int64(self.dim), np.int64(self.count), np.float64(factor), side.lost
+        if self.count:
+            run((-(-self.count // 256),), (256,), words)
+        return side
 
 
 class Passes(NamedTuple):
@@ -248,9 +278,13 @@ class PointIterate(Iterate):
         """Do nothing yet: the kernels depend on the points."""
 
     def job(
-        self, d: int, narrow: bool, form: int, lists: Any = None, quick: int = 0, tops: bool = False
+        self, d: int, narrow: bool, form: int, lists: Any = None, quick: int = 0, tops: bool = False,
+        rounded: bool = False,
     ) -> Job:  # fmt: skip
-        """Return the job of sums in ``d`` dimensions; ``lists``: lists of DeviceBoxes, None for all pairs."""
+        """Return the job of sums in ``d`` dimensions; ``lists``: lists of DeviceBoxes, None for all pairs.
+
+        ``rounded``: multiply first pieces alone.
+        """
         kept = lists is not None
         most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
         if kept:
@@ -260,6 +294,7 @@ class PointIterate(Iterate):
         more = {"KEPT": int(kept), "QUICK": quick, "MASKED": self.masked, "SPLIT": most // warp}
         if self.products and narrow and form == FORMS["products"]:
             more["STEPS"] = -(-d // STEP)
+            more |= {"PRODUCTS": 1} if rounded else {}
         elif self.takes_wide_products(d) and form == EXPANDED:
             more["WIDE_CHUNKS"] = -(-d // WIDE_PIECE)
         elif self.tiled:
@@ -285,7 +320,7 @@ class PointIterate(Iterate):
         self.lists = [(*own, np.int64(unit)) for *own, unit in lists or none]
         split = isinstance(rows, SplitSide)
         d = rows.dim
-        _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops)
+        _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops, rows.rounded)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
         self.block = 256 * each // options["SPLIT"]
         self.resident = options["POINT_BLOCKS"]
@@ -371,7 +406,7 @@ class PointIterate(Iterate):
         """Return -max_j (x_j - c_ij / reg) for each row (k = 0), or the same for columns (1); masked: ``hidden``."""
         to = self.sides[k]
         other = self.sides[1 - k]
-        to.log.fill(0.0)
+        to.log[: to.count] = to.lost
         other.set(x, -np.inf, True)
         if to.count:
             tops = joined("row_max", self.sum_over(k, other.log))
@@ -398,6 +433,10 @@ class PointWorkspace(DeviceWorkspace):
     launch: PointIterate
     narrow: tuple[PackedSide, PackedSide] | None = None
     split: tuple[SplitSide, SplitSide] | None = None  # points in float16 pieces
+    rounded: tuple[SplitSide, SplitSide] | None = None  # points rounded to their first pieces
+    rounds = False  # do float32 passes multiply first pieces alone now?
+    measures = False  # does the next pass, with both pieces, correct such passes?
+    measured_at = math.inf  # error of the pass that corrected them last
     spare: tuple[PackedSide, PackedSide] | None = None  # points for float32 passes that may follow float64 ones
     corrected_at = math.inf  # error of the float64 pass whose sums corrected float32 passes last
     narrow_errors: tuple[float, ...] = ()  # of up to three last float32 passes, without the rounding of their entries
@@ -474,7 +513,7 @@ class PointWorkspace(DeviceWorkspace):
         if self.size is None:
             jobs = []
         else:
-            jobs = [self.launch.job(few, True, form)]
+            jobs = [self.launch.job(few, True, form, rounded=r) for r in {False, self.may_round}]
         for quick in {self.powers, self.last_powers}:
             expands = quick and self.expands
             jobs.append(self.launch.job(few if expands else d, False, EXPANDED if expands else exact, quick=quick))
@@ -485,7 +524,7 @@ class PointWorkspace(DeviceWorkspace):
     def passes_of(self, narrow: bool) -> Passes:
         """Return the passes of a precision; float64 passes use quick powers and expand costs if the error allows."""
         if narrow and self.narrow and self.narrow_points:
-            return Passes(self.narrow, True, self.narrow_points.form)
+            return Passes(self.rounded if self.rounded and self.rounds else self.narrow, True, self.narrow_points.form)
         metric, scale = self.cloud.core
         quick = self.powers
         if quick and self.expands:
@@ -539,9 +578,28 @@ class PointWorkspace(DeviceWorkspace):
             sides = SplitSide(x.T, m, factor, largest), SplitSide(y, n, 1.0, largest)
             if self.problem.ranks.max(float(largest[0])) < MOST_PIECE:
                 self.split = sides
+                if self.may_round and self.problem.ranks.max(self.farthest) < MOST_ROUNDED:
+                    self.rounded = sides[0].round(x.T, factor), sides[1].round(y, 1.0)
                 return sides
             launch.products = False
         return self.sides(x, y, np.float32, factor)
+
+    @property
+    def may_round(self) -> bool:
+        """Tell whether the first float32 passes may multiply first pieces alone, as far as the mean point tells."""
+        able = self.launch.products and self.may_correct and narrow_points.expands_squares(self.cloud)
+        return (
+            able
+            and self.size is not None
+            and narrow_points.rounded_error(self.problem, self.size) <= DEVICE_LAUNCHES.rounded_worth
+        )
+
+    @property
+    def farthest(self) -> float:
+        """Return the largest square of a point, centred and scaled."""
+        assert self.narrow_points
+        own = self.narrow_points.own_x, self.narrow_points.own_y
+        return max(float(x.max()) if x.size else 0.0 for x in own)
 
     @cached_property
     def wide(self) -> tuple[PackedSide, PackedSide]:
@@ -551,6 +609,7 @@ class PointWorkspace(DeviceWorkspace):
     def start(self) -> None:
         super().start()
         self.progress["narrow"] = self.narrow is not None
+        self.rounds = self.rounded is not None
         if self.narrow is not None:
             limits = self.state["limits"]
             self.floor = float(limits["narrow_floor"])
@@ -577,16 +636,58 @@ class PointWorkspace(DeviceWorkspace):
         if self.narrow and self.may_correct:
             self.spare = self.narrow
         self.narrow = None
+        self.rounds = self.measures = False
         put(self.state["limits"], self.exact_limits)
         self.launch.set_passes(self.passes_of(False), lists)
 
-    def correct_sums(self) -> None:
-        """Follow a float64 pass by float32 ones whose sums it corrects.
+    def take_both_pieces(self) -> None:
+        """Make a float32 pass with both pieces of coordinates, which corrects passes over rounded points."""
+        self.rounds = False
+        self.measures = True
+        put(self.progress, {"narrow": 1, "floor_error": 0, "floor_passes": 0})
+        put(self.state["limits"], self.narrow_limits)
+        self.send_report()
+        self.choose()
+
+    def round_again(self, error: float) -> None:
+        """Follow a pass with both pieces, and this error, by passes over rounded points whose sums it corrects.
+
+        Passes go on with both pieces instead, if the correction before did not lower the error.
+        """
+        assert self.rounded
+        assert self.narrow_points
+        self.measures = False
+        if error > FELL * self.measured_at:
+            return
+        self.measured_at = error
+        self.rounds = True
+        self.correct_sums(self.rounded)
+        floor = max(self.narrow_limits["narrow_floor"], error * self.narrow_points.rounded_error)
+        put(self.state["limits"], self.narrow_limits | {"narrow_floor": floor})
+
+    def follow_float64(self) -> None:
+        """Follow a float64 pass by float32 ones whose sums it corrects."""
+        assert self.spare
+        assert self.narrow_points
+        self.corrects_first = False
+        self.narrow_errors = ()
+        put(self.progress, {"narrow": 1, "floor_error": 0, "floor_passes": 0})
+        self.send_report()
+        self.rounds = False
+        sides = self.spare
+        if self.rounded and self.corrected_at * self.narrow_points.rounded_error <= self.options.tol:
+            self.rounds = True
+            sides = self.rounded
+        self.correct_sums(sides)
+        floor = CORRECTED_FLOOR * self.floor
+        put(self.state["limits"], self.exact_limits | {"narrow_floor": floor, "flush": 2.0**-126})
+
+    def correct_sums(self, sides: tuple[PackedSide, PackedSide]) -> None:
+        """Take float32 kernels over these points; correct their sums by the sums of the last, more exact pass.
 
         In K~ v = (1 + e_i) K v, e_i is the mean over the row's mass of the relative errors of entries. It changes by
         the product of these errors and the change of log v, so that near this v a ratio of sums leaves no error.
         """
-        assert self.spare
         assert self.narrow_points
         launch = self.launch
         n = self.problem.shape[1]
@@ -594,15 +695,9 @@ class PointWorkspace(DeviceWorkspace):
         r, log_v, e = map(vectors.asarray, (self.answers["r"], self.potentials()[1], self.absorbed[0]))
         v = np.exp(log_v + float(self.progress["shift"]) - e)
         exact = r / u, vectors.asarray(joined("sums", launch.parts_in_out(1)))
-        self.corrects_first = False
-        self.narrow_errors = ()
-        put(self.progress, {"narrow": 1, "floor_error": 0, "floor_passes": 0})
-        self.send_report()
-        launch.set_passes(Passes(self.spare, True, self.narrow_points.form), None)
+        launch.set_passes(Passes(sides, True, self.narrow_points.form), None)
         pairs = zip(exact, (v[:n], u), strict=True)
         launch.ratios = tuple(ratio_of(known, launch.rough_sums(k, w)) for k, (known, w) in enumerate(pairs))
-        floor = CORRECTED_FLOOR * self.floor
-        put(self.state["limits"], self.exact_limits | {"narrow_floor": floor, "flush": 2.0**-126})
 
     def stay_in_float64(self) -> None:
         """Make no float32 passes from here on."""
@@ -626,7 +721,7 @@ class PointWorkspace(DeviceWorkspace):
         unit, own_x, own_y = 1.0, 0.0, 0.0  # a power is unit times the logarithm, less the own term of the point
         passes = self.tops
         if self.split and self.narrow_points:
-            passes = Passes(self.split, True, self.narrow_points.form, tops=True)
+            passes = Passes(self.rounded or self.split, True, self.narrow_points.form, tops=True)
             unit = narrow_points.LOG2_E
             own_x, own_y = map(on_device, (self.narrow_points.own_x, self.narrow_points.own_y))
         elif self.tiled:
@@ -665,6 +760,15 @@ class PointWorkspace(DeviceWorkspace):
             tol = self.options.tol
             if self.may_correct and tol < NOISY * limits["narrow_floor"]:
                 limits["narrow_floor"] = max(limits["narrow_floor"], min(CORRECT_AT, CORRECT_FROM * tol))
+            self.narrow_limits = limits
+            if self.rounded:  # an earlier correction was of the sums of another K
+                error = self.narrow_points.rounded_error
+                self.rounds = error <= DEVICE_LAUNCHES.rounded_worth
+                self.measures = False
+                self.measured_at = math.inf
+                self.choose()
+                at = max(min(MEASURE_AT, self.goal / error), 2 * error)
+                limits = limits | ({"storage_error": error, "narrow_floor": at + 3 * error} if self.rounds else {})
             put(self.state["limits"], limits)
         return found or (alpha, beta)
 
@@ -689,6 +793,9 @@ class PointWorkspace(DeviceWorkspace):
         if self.narrow and self.narrow_points:
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
+            if self.rounded:
+                self.rounded[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
+                self.rounded[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
 
     @property
     def makes_products(self) -> bool:  # type: ignore[override]
@@ -727,8 +834,8 @@ class PointWorkspace(DeviceWorkspace):
         return product
 
     def passes(self, count: int, before: int = 0) -> None:
-        """Enqueue passes; after a float64 pass that may correct float32 ones, its numbers are read first."""
-        if self.spare and not self.progress["narrow"] > 0:
+        """Enqueue passes; after a pass that may correct the next ones, its numbers are read first."""
+        if self.measures or (self.spare and not self.progress["narrow"] > 0):
             count = 1
         super().passes(count, before)
 
@@ -738,10 +845,17 @@ class PointWorkspace(DeviceWorkspace):
         self.narrow_errors = (*self.narrow_errors, *(stat.error - rounding for stat in found))[-3:]
         if not found or found[-1].status != "running" or found[-1].rejected or len(self.narrow_errors) < 3:
             return False
+        if self.measures or (self.rounds and self.narrow and math.isinf(self.measured_at)):  # not corrected yet
+            return False
         first, second, last = self.narrow_errors
         if not first > second > last > 0:
             return False
         return last * max(last / second, second / first) <= LIKELY * self.options.tol
+
+    @property
+    def goal(self) -> float:
+        """Return the error at which the first float32 passes end."""
+        return max(self.options.tol, self.narrow_limits["narrow_floor"])
 
     def leave_float32(self) -> None:
         """Make float64 passes next, as widen_passes of rules.h does."""
@@ -751,19 +865,25 @@ class PointWorkspace(DeviceWorkspace):
 
     def read(self) -> list[Stats]:
         was_narrow = self.progress["narrow"] > 0
+        rounded = self.rounds and self.narrow is not None
         found = super().read()
-        if was_narrow and self.may_correct and self.progress["narrow"] > 0 and self.may_end_next(found):
+        if not self.progress["narrow"] > 0 and rounded and found and found[-1].error > self.goal:
+            self.take_both_pieces()
+        elif was_narrow and self.may_correct and self.progress["narrow"] > 0 and self.may_end_next(found):
             self.leave_float32()
+        accepted = bool(found) and found[-1].status == "running" and not found[-1].rejected
         if (self.narrow or was_narrow) and not self.progress["narrow"] > 0:
             self.choose()
+        elif self.measures and accepted and not rounded:
+            self.round_again(found[-1].error)
         elif self.spare and found and not was_narrow:
             last = found[-1]
             if not last.error <= FELL * self.corrected_at:
                 self.stay_in_float64()
-            elif last.status == "running" and not last.rejected:
+            elif accepted:
                 if last.error > WORTH_AGAIN * self.options.tol:
                     self.corrected_at = last.error
-                    self.correct_sums()
+                    self.follow_float64()
                 elif self.corrects_first:
                     self.stay_in_float64()
         return found

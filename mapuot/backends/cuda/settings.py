@@ -50,6 +50,8 @@ class DeviceLaunchSettings(Settings):
     spread_clusters: tuple[int, ...] = (2, 4, 8, 16)  # blocks that may share a spread row; the fewest that fit are used
     most_parts: int = 64  # of a sum between points (points.py)
     least_corrected: int = 1 << 29  # pairs of points: with fewer, float64 passes take no longer than to correct sums
+    # of float32 passes on tensor cores: largest error of an entry for which the first ones round points to float16
+    rounded_worth: float = 0.02
     least_tops: int = 1 << 13  # columns of points; with more, rows find the scalings of K from some of the columns
     # tiles of log_matmul, two a multiprocessor: if there are fewer, smaller tiles fill the device better
     few_tiles: int = 264

@@ -55,12 +55,13 @@ def point_jobs(d: int, depth: int, wide: bool) -> list[Job]:
     kinds += [("float64", EXPANDED, {"QUICK": quick}) for quick in (1, 2)]
     if few:
         variants = [{}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)]
-        tops = "float64", number, {"TOPS": 1}
+        tops = [("float64", number, {"TOPS": 1})]
     else:
         variants = [{}]
-        tops = "float32", FORMS["products"], {"TOPS": 1}
+        kinds.append(("float32", FORMS["products"], {"PRODUCTS": 1}))
+        tops = [("float32", FORMS["products"], {"TOPS": 1} | more) for more in ({}, {"PRODUCTS": 1})]
     for variant in variants:
-        for dtype, form, more in [*kinds, *([] if "HALVED" in variant else [tops])]:
+        for dtype, form, more in [*kinds, *([] if "HALVED" in variant else tops)]:
             if "KEPT" in variant and more.get("QUICK") == 2:
                 continue
             narrow, part = dtype == "float32", variant if few else {"DEPTH": depth_of(d, dtype)}
