@@ -228,7 +228,6 @@ class CoarseLevel:
         """``pairs``: of a pass; a factor takes as long as a few products."""
         self.backend, self.threads = backend, threads
         self.order: tuple[Any, Any] | None = None  # of points that are not sorted into boxes
-        self.label = None
         if not problem.cost.cloud.unit:
             problem, found = in_boxes(problem, False, LEVELS.least_in_group, threads)
             if namespace(problem.rows.weight) is not np:
