@@ -9,7 +9,7 @@ Widlund 2005):
 
 where Z labels the group of each column. E is the Schur complement of the Laplacian of the groups. Any groups are
 correct; wide ones take more products. backends/factored.py decides the steps. They certify nothing; the pass that
-follows does. All vectors and matrices lie where the vectors of the problem are.
+follows does. All vectors and matrices lie on the device of the backend, whether passes take vectors there or not.
 """
 
 from __future__ import annotations
@@ -123,8 +123,10 @@ class PassPlans:
     """A `SteppedPlans` of backends/factored.py for one problem, by passes of its workspace."""
 
     def __init__(self, run: Any, workspace: Any, problem: Problem, options: Options) -> None:
-        self.run, self.workspace, self.problem, self.options = run, workspace, problem, options
-        self.a, self.b = (side.weight for side in problem.sides)
+        self.run, self.workspace, self.options = run, workspace, options
+        self.stays = namespace(problem.rows.weight) is not np  # passes take and give vectors on the device
+        self.problem = run.backend.to_device(problem)
+        self.a, self.b = (side.weight for side in self.problem.sides)
         self.mass = float(self.a.sum())
         self.y = namespace(self.b).zeros(problem.shape[1])
         self.groups: CoarseLevel | None = None
@@ -132,8 +134,9 @@ class PassPlans:
 
     def read(self) -> tuple[F64, F64, F64]:
         """Return log u, log v and the column marginal of the last pass."""
-        log_u, log_v = self.workspace.potentials()
-        return log_u, log_v, self.workspace.marginals()[1]
+        xp = namespace(self.b)
+        log_u, log_v = map(xp.asarray, self.workspace.potentials())
+        return log_u, log_v, xp.asarray(self.workspace.marginals()[1])
 
     def meet_columns(self, places: Any) -> None:
         """Do nothing: a trial does it for columns that are far from their mass."""
@@ -166,6 +169,8 @@ class PassPlans:
     def make_pass(self, log_v: F64) -> str:
         """Make a pass from log v; if K or the mask of pairs is to be made anew, make it, and another pass."""
         workspace = self.workspace
+        if not self.stays:
+            log_v = host(log_v)
         workspace.restart(log_v)
         status = self.run.record(workspace.iterate(1)).status
         if status == "absorb":
@@ -230,10 +235,8 @@ class CoarseLevel:
         self.order: tuple[Any, Any] | None = None  # of points that are not sorted into boxes
         if not problem.cost.cloud.unit:
             problem, found = in_boxes(problem, False, LEVELS.least_in_group, threads)
-            if namespace(problem.rows.weight) is not np:
-                problem = backend.to_device(problem)
             self.order = found.order
-        self.problem = problem
+        self.problem = problem = backend.to_device(problem)
         cloud = self.cloud = problem.cost.cloud
         xp = self.xp = namespace(problem.rows.weight)
         rows, columns = softened(cloud, *cloud.coordinates(xp))

@@ -6,12 +6,17 @@ import pytest
 import mapuot
 from mapuot.backends.cpu import HostBackend
 from mapuot.backends.cuda import DeviceBackend
+from mapuot.problem.settings import POINTS
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("truncate", [1.0, None], ids=["kept pairs", "all pairs"])
-def test_two_levels_as_on_a_cpu(monkeypatch, truncate):
+@pytest.mark.parametrize(
+    ("truncate", "stays_from"),
+    [(1.0, 0), (None, 0), (None, 1000)],
+    ids=["kept pairs", "all pairs", "vectors on the host"],
+)
+def test_two_levels_as_on_a_cpu(monkeypatch, truncate, stays_from):
     for kind in DeviceBackend, HostBackend:
         monkeypatch.setattr(kind, "most_factored", 0)  # as for clouds too large for a factor
     rng = np.random.default_rng(3)
@@ -19,7 +24,8 @@ def test_two_levels_as_on_a_cpu(monkeypatch, truncate):
     x, y = (centres[k] + 0.05 * rng.standard_t(3, (200, 2)) for k in (rng.integers(0, 6, 200), rng.integers(0, 6, 200)))
     cloud = mapuot.PointCloud(x, y, truncate=truncate, form=None)
     known = {"reg": 0.01, "reg_m": np.inf, "tol": 1e-6, "precision": "float64"}
-    here, there = (mapuot.solve(cloud, backend=name, **known) for name in ("cpu", "cuda"))
+    with POINTS.using(stays_from=stays_from):
+        here, there = (mapuot.solve(cloud, backend=name, **known) for name in ("cpu", "cuda"))
     assert here.converged
     assert there.converged
     assert np.abs(here.plan - there.plan).sum() <= here.error_bound + there.error_bound

@@ -245,7 +245,7 @@ class DeviceArrayPlans(ArrayPlans):
 class DeviceLaplacian:
     """Equations of S = diag(sums) - R^T R, whose rows have the sum 0, on the device.
 
-    Matrices are CuPy's: src_cuda/vectors.cu takes 10 ns an entry (H200), some ms for a vector but .2 s for a matrix.
+    Matrices are CuPy's: src_cuda/vectors.cu interprets its operations for each entry.
     """
 
     def __init__(self, roots: Any) -> None:
