@@ -1,9 +1,9 @@
 """Steps of Gromov-Wasserstein: each is a problem of `solve`; they end when a step returns the plan it starts from.
 
-A step needs only linear functions of a plan. Hence every other step may start from Anderson's extrapolation of the
-previous plans (Pratapa, Suryanarayana, Pask 2016); the extrapolation is dropped if the objective rises. Without entropy
-steps are proximal (Xu, Luo, Zha, Carin 2019): the previous plan Q is the reference measure. -reg log(Q / a b^T), a sum
-of earlier costs and potentials, is added to the cost C.
+A step needs only linear functions of a plan. Hence a step may start from Anderson's extrapolation of the previous plans
+(Pratapa, Suryanarayana, Pask 2016); the extrapolation is dropped if the objective rises. Without entropy steps are
+proximal (Xu, Luo, Zha, Carin 2019): the previous plan Q is the reference measure. -reg log(Q / a b^T), a sum of earlier
+costs and potentials, is added to the cost C.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .task import Factors, Plan, StepCost, Task, Terms
 
 LOOSE = 1e-2  # tol of the first inner solve; tol of later ones is SHARE times the change of the plan
 SHARE = 0.1
-MOST_CHANGE = 0.03  # largest share of the mass that a step moves before an extrapolation
-LEAST_REACH, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
+MOST_CHANGE = 0.1  # largest share of the mass that a step moves before an extrapolation
+LEAST_REACH, REST = 0.3, 5  # least length of an extrapolation, in steps; plain steps after one that failed
 LEAP, ALIGNED = 8.0, 0.95  # length of an extrapolation away from a saddle; least cosine of its last two steps
 LEAST_MOVE = 1e-2  # singular values of the differences of moves below this share of the largest count as 0
 RISE, MOST_OVERSHOOTS = 1e-3, 2  # after so many steps that raise the objective by this share, steps go half as far
@@ -277,7 +277,7 @@ def steps_from(task: Task, plan: Plan, limits: Limits, measures_first: bool) -> 
     ``measures_first``: measure the change of the first plan; a lifted or tilted plan has none to measure.
     """
     steps: list[Step] = []
-    path = Path(task)
+    path = Path(task, limits.tol)
     potentials: Any = None  # of the last answer, in units of costs
     proximal: tuple[StepCost, float] | None = None  # -reg log(Q / a b^T) of the last plan Q, and its reg
     inner_tol = LOOSE
@@ -304,25 +304,29 @@ def steps_from(task: Task, plan: Plan, limits: Limits, measures_first: bool) -> 
         after = after.scaled(log)
         if settled or len(steps) == limits.max_iter:
             return LastStep(result, after, parts, steps, settled)
-        inner_tol = limits.next_inner_tol(change, inner_tol)
         if not task.reg:
             proximal = posed.of_plan(result, log), reg
         plan = path.next_plan(plan, after, sum(parts), change)
+        inner_tol = limits.next_inner_tol(path.change, inner_tol)
 
 
 class Path:
     """The last steps of a descent, and the plan that the next step starts from.
 
     This plan is the last answer, a plan on the way to it (`Stride`), or an extrapolation (`ahead`). If a step from an
-    extrapolation raises the objective, steps return to the plan before it.
+    extrapolation raises the objective, steps return to the plan before it. A step from an extrapolation has no change,
+    only an estimate from the length of its move; once this is at most ``tol``, the next step is from an answer.
     """
 
     before_leap: Plan | None = None  # the plan before an extrapolation
     value = math.inf  # objective of the last answer
+    change = math.inf  # of the last step, measured or estimated
+    unit = math.inf  # the last measured change over the length of its move
     n_plain = 0  # steps that must come before the next extrapolation
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, tol: float) -> None:
         self.task = task
+        self.tol = tol
         self.trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
         self.stride = Stride()
 
@@ -338,24 +342,34 @@ class Path:
         self.value = value
         self.trail = [*self.trail[-self.task.depth :], (before, after)]
         self.n_plain -= 1
-        if self.before_leap is not None:
-            plan = after
-            if not rise <= 0:  # the extrapolation failed
-                plan = self.before_leap
-                self.trail = []
-                self.n_plain = REST
-            self.before_leap = None
-            return plan
+        self.change = change
         if not self.task.reg:
             return after
-        plan = self.stride.next_plan(before, after, rise, most_rise)
+        self.change = self.estimate(before, after, change)
+        plan = after
+        before_leap, self.before_leap = self.before_leap, None
+        if before_leap is not None and not rise <= 0:  # the extrapolation failed
+            self.trail = []
+            self.n_plain = REST
+            return before_leap
+        if before_leap is None:
+            plan = self.stride.next_plan(before, after, rise, most_rise)
         far = None
-        if self.n_plain <= 0:
-            far = ahead(self.task, self.trail, change)
+        if self.n_plain <= 0 and self.change > self.tol:
+            far = ahead(self.task, self.trail, self.change, before_leap is None)
         if far is None:
             return plan
         self.before_leap = plan
         return far
+
+    def estimate(self, before: Plan, after: Plan, change: float) -> float:
+        """Return the change of a step, or an estimate if it is inf: as long moves changed as much before."""
+        length = float(np.linalg.norm(self.task.vector(after) - self.task.vector(before)))
+        if change == math.inf:
+            return self.unit * length if length else math.inf
+        if length:
+            self.unit = change / length
+        return change
 
 
 class Stride:
@@ -411,13 +425,13 @@ def answer_of(task: Task, end: LastStep) -> GromovResult:
     return answer
 
 
-def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
+def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float, leaves_saddles: bool = True) -> Plan | None:
     """Return an extrapolation of the last plans, or None if it is not at least LEAST_REACH steps ahead.
 
-    ``change``: share of the mass that the last step moved. The extrapolation moves at most MOST_MOVED of the mass. It
-    is Anderson's where steps become shorter. Where they grow in one direction, the plan leaves a saddle, and the
-    extrapolation goes LEAP steps further in this direction: Anderson's leads back to the saddle. While steps are large
-    there is none, since it may lead to another local minimum.
+    ``change``: share of the mass that the last step moved. ``leaves_saddles``: steps may grow. The extrapolation moves
+    at most MOST_MOVED of the mass. It is Anderson's where steps become shorter. Where they grow in one direction, the
+    plan leaves a saddle, and the extrapolation goes LEAP steps further in this direction: Anderson's leads back to the
+    saddle. While steps are large there is none, since it may lead to another local minimum.
     """
     if len(trail) < 3 or change > MOST_CHANGE:
         return None
@@ -426,7 +440,7 @@ def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | N
     sizes = np.linalg.norm(left, axis=1)
     *plans, last = (plan for _, plan in trail)
     if sizes[-1] >= sizes[-2]:
-        if not left[-1] @ left[-2] > ALIGNED * sizes[-1] * sizes[-2]:
+        if not (leaves_saddles and left[-1] @ left[-2] > ALIGNED * sizes[-1] * sizes[-2]):
             return None
         plans = [trail[-1][0]]
         share = np.array([-LEAP])
