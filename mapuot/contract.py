@@ -120,6 +120,9 @@ class Backend:
         """Move an array to the memory where this backend computes."""
         return np.asarray(host(x))
 
+    def free_unused(self) -> None:
+        """Free memory that the backend keeps for later arrays: large ones may not fit where small ones were."""
+
     def extrema(self, M: Any, threads: int | None = None) -> tuple[Any, ...]:
         """Return (min, max, number of NaN or -inf, number of +inf) of a matrix.
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..arrays import even_parts, host, namespace
 from ..backends import pick
+from ..contract import Backend
 from ..errors import shown
 from ..penalties import F64
 from ..problem.points import PointCosts, as_points
@@ -77,17 +78,13 @@ class PointDistances:
         return np.asarray(cdist(self.x[i0:i1], self.x) ** self.power)
 
     @property
-    def maker(self) -> Any:
+    def maker(self) -> Backend:
         """The backend that makes distances; the oracle makes no costs of points."""
         return pick("cuda" if self.backend == "cuda" else "cpu")
 
-    def memory(self, x: Any) -> Any:
-        """Return an array where products with distances are made."""
-        return self.maker.to_memory(x)
-
     def tiles(self) -> Iterator[tuple[slice, slice, Any]]:
         """Yield (rows, columns, their distances) of square tiles on and above the diagonal, on the backend's device."""
-        x = self.memory(self.x)
+        x = self.maker.to_memory(self.x)
         if namespace(x) is np:
             most = BLOCK
         else:

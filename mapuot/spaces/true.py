@@ -22,6 +22,7 @@ import numpy as np
 
 from ..answer.result import Result
 from ..arrays import host, namespace
+from ..contract import Backend
 from ..penalties import F64
 from .distances import Space
 from .steps import GromovResult
@@ -44,11 +45,16 @@ class TrueTask(Task):
             return len(self.a)
         return 0
 
+    @property
+    def maker(self) -> Backend:
+        """The backend that makes the true distances."""
+        maker: Backend = next(space.distances for space in (self.X, self.Y) if space.is_bounded).maker
+        return maker
+
     @functools.cached_property
     def coordinates(self) -> tuple[Any, Any]:
-        """The coordinates of both spaces, on the GPU for backend "cuda"."""
-        memory = next(space.distances for space in (self.X, self.Y) if space.is_bounded).memory
-        return memory(self.X.phi), memory(self.Y.phi)
+        """The coordinates of both spaces, where the true distances are made."""
+        return self.maker.to_memory(self.X.phi), self.maker.to_memory(self.Y.phi)
 
     def answer(self, result: Result) -> Plan:
         _, *products = result._sums_and_products(*self.columns)
@@ -56,28 +62,33 @@ class TrueTask(Task):
 
     def plan(self, P: Any, r: F64, s: F64, terms: Any) -> Plan:
         to_rows, to_columns = map(host, self.columns)
-        return self.plan_of_products(P, (P.apply(to_rows), P.apply_transpose(to_columns)), r, s, terms)
+        return self.plan_of_products(P, [P.apply(to_rows), P.apply_transpose(to_columns)], r, s, terms)
 
     @property
     def columns(self) -> tuple[Any, Any]:
         """Columns that a plan and its transpose are multiplied with."""
         phi, psi = self.coordinates
+        if not self.g.size:
+            return psi, phi
         xp = namespace(psi)
         return xp.hstack([xp.asarray(self.g), psi]), phi
 
-    def plan_of_products(self, P: Any, products: Any, r: F64, s: F64, terms: Any) -> Plan:
-        """Return the `Plan` of P, given its products with `columns`."""
+    def plan_of_products(self, P: Any, products: list[Any], r: F64, s: F64, terms: Any) -> Plan:
+        """Return the `Plan` of P, given its products with `columns`; the list is emptied, which frees their memory."""
         count = self.g.shape[1]
         xp = namespace(self.coordinates[0])
         Z, V = map(xp.asarray, products)
+        products.clear()
+        whole = None if self.F is None else P.plan
+        features = self.feature_cost(r, s, host(Z[:, :count]), whole)
         parts = []
         if self.X.is_bounded:
             parts.append(Z[:, count:])
         if self.Y.is_bounded:
             parts.append(V)
-        whole = None if self.F is None else P.plan
-        features = self.feature_cost(r, s, host(Z[:, :count]), whole)
-        return self.plan_of_moments(r, s, xp.concatenate(parts), features, *zip(*terms, strict=True))
+        cross = xp.concatenate(parts)
+        del Z, V, parts
+        return self.plan_of_moments(r, s, cross, features, *zip(*terms, strict=True))
 
     def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
         X, Y = self.X, self.Y
@@ -89,6 +100,7 @@ class TrueTask(Task):
             if Y.is_bounded:
                 product -= phi @ X.times(phi.T @ cross[:m])
             moved[:m] = Y.times(product.T).T
+            del product
         if Y.is_bounded:
             moved[m:] = X.times(Y.distances.times(cross[m:]).T).T
         return Plan(r, s, true_square_means(X, r), true_square_means(Y, s), cross, moved, features, *terms)
@@ -148,6 +160,7 @@ def assess(result: GromovResult) -> None:
     if isinstance(task, TrueTask):
         spaces = spaces[0].finer(plan.r, FINER), spaces[1].finer(plan.s, FINER)
         task = task.between(*spaces)
+        task.maker.free_unused()
         plan = task.answer(result)
         result.parts = task.parts(plan)
         result.value = sum(result.parts)

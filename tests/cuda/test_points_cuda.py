@@ -942,3 +942,21 @@ def test_points_of_a_gpu_with_addends_stay_there(form, reg_m):
     np.testing.assert_allclose(other.plan, one.plan, atol=1e-12)
     with pytest.raises(ValueError, match="x must"):
         mapuot.PointCloud(cp.full((3, 2), np.inf), cp.ones((2, 2)), "inner", addends=(0.0, 0.0))
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_gromov_with_true_distances_has_the_values_of_the_host(features, using):
+    using(SPACES, formed_points=20, device_entries=400)
+    using(DEVICE_ARRAYS, block_bytes=8 * 20 * 20)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(26, 4)), rng.normal(size=(24, 4))
+    given = {"metric": "euclidean", "reg": 0.1, "reg_m": 1.0, "landmarks": 2, "init": "independent", "max_iter": 2}
+    if features:
+        given |= {"features": (x[:, :2], y[:, :2]), "alpha": 0.7}
+    with pytest.warns(mapuot.ConvergenceWarning):
+        one, other = (mapuot.gromov(x, y, **given, backend=backend) for backend in ("cpu", "cuda"))
+    assert isinstance(other._plan.cross, cp.ndarray)
+    assert isinstance(other.plan, np.ndarray)
+    for name in ("value", "value_error"):
+        assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-6)
+    assert other.misfit == pytest.approx(one.misfit, rel=1e-6)

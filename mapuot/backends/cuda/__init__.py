@@ -67,6 +67,9 @@ class DeviceBackend(Backend):
     def to_memory(self, x: Any) -> Any:
         return import_module("cupy").asarray(x)
 
+    def free_unused(self) -> None:
+        import_module("cupy").get_default_memory_pool().free_all_blocks()
+
     def extrema(self, M: Any, threads: int | None = None) -> tuple[Any, ...]:
         found: tuple[Any, ...] = module_of("stream").extrema(M, threads)
         return found

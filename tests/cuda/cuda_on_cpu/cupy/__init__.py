@@ -420,7 +420,7 @@ cublas = types.SimpleNamespace(syrk=syrk, gemv=gemv)
 
 
 def get_default_memory_pool():
-    return types.SimpleNamespace(free_bytes=lambda: 0)
+    return types.SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
 
 
 cuda = types.ModuleType("cupy.cuda")
