@@ -101,7 +101,7 @@ def before_newton_step(is_spent: bool) -> Outcome:
 
 
 def after_open_steps(stat: Stats, is_cancelled: bool, is_spent: bool) -> Outcome:
-    """Return the outcome of steps with two levels whose last pass is not certified.
+    """Return the outcome of steps with two levels after a last pass without a certificate.
 
     Its own verdict does not count what its hard columns miss.
     """

@@ -61,7 +61,7 @@ FEW_GROUPS = 20  # points of a side between which all pairs are taken: of more t
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes exceed it
 ALONE = "cold", "warm", "batch", "path", "points", "sparse", "grids", "sparse batch", "truncated"  # with themselves
 FUNCTIONS = "solve", "solve", "solve_batch", "solve_batch", "sample_loss"  # for embeddings
-# Limits of sizes, by names: a trial of a few points lowers some, and its kernels are those of large clouds.
+# Limits of sizes, by names: a trial of a few points lowers some, and takes the kernels of large clouds.
 LIMITS: dict[str, tuple[Settings, dict[str, Any]]] = {
     "corrected sums": (DEVICE_LAUNCHES, {"least_corrected": 1}),
     "few tops": (DEVICE_LAUNCHES, {"least_tops": 4}),
@@ -356,7 +356,7 @@ def lies_there(problem: Problem, backend: str) -> bool:
 
 
 def limits_of(trial: Trial, backend: str) -> ExitStack:
-    """Return a context with the trial's limits, and with those that its sizes decide."""
+    """Return a context with the trial's limits, and with the limits that its sizes decide."""
     lowered = ExitStack()
     first = trial.problems[0]
     for name in trial.limits:

@@ -68,7 +68,7 @@ class HostPlans(ArrayPlans):
 
 
 class HostLaplacian:
-    """Equations of S = diag(sums) - R^T R, whose rows have the sum 0: the lower triangle of S."""
+    """Equations of S = diag(sums) - R^T R, the lower triangle of S; the rows of S have the sum 0."""
 
     def __init__(self, roots: F64) -> None:
         from scipy.linalg.blas import dsymv, dsyrk  # noqa: PLC0415 - on first use

@@ -243,7 +243,7 @@ class DeviceArrayPlans(ArrayPlans):
 
 
 class DeviceLaplacian:
-    """Equations of S = diag(sums) - R^T R, whose rows have the sum 0, on the device.
+    """Equations of S = diag(sums) - R^T R on the device; the rows of S have the sum 0.
 
     Matrices are CuPy's: src_cuda/vectors.cu interprets its operations for each entry.
     """
