@@ -24,7 +24,7 @@ from .answer.summary import facts, number
 from .drawing import pyplot
 from .files import complete
 from .problem.grid import GridCosts
-from .spaces.steps import GromovResult
+from .spaces.answer import GromovResult
 
 __all__ = ["write_report"]
 

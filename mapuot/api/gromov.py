@@ -1,6 +1,6 @@
 """`gromov`: a plan between two spaces that share no coordinates, entropic, unbalanced or balanced, fused or not.
 
-spaces/steps.py has the steps, spaces/task.py the formulas.
+spaces/steps.py has the steps, spaces/task.py the formulas, spaces/answer.py the answer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from ..errors import shown
 from ..problem import validate
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
+from ..spaces.answer import GromovResult
 from ..spaces.bound import bounded, check_bound_applies
 from ..spaces.distances import prepare, spaces_of
 from ..spaces.starts import best_answer
-from ..spaces.steps import FirstPlan, GromovResult, Limits
+from ..spaces.steps import FirstPlan, Limits
 from ..spaces.task import Task, as_features
 from ..spaces.true import assess, task_of
 from ..status import Words, not_converged, warn_not_converged

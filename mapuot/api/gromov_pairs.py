@@ -18,10 +18,11 @@ from ..problem import validate
 from ..problem.points import as_points
 from ..problem.validate import as_positive
 from ..progress import bar as progress_bar
+from ..spaces.answer import LastStep
 from ..spaces.distances import Space, space_of
 from ..spaces.settings import SPACES
 from ..spaces.starts import by_noise, sorted_rows
-from ..spaces.steps import FirstPlan, LastStep, Limits
+from ..spaces.steps import FirstPlan, Limits
 from ..spaces.task import Task
 from ..spaces.together import descend_together, starts_by_rows
 from ..status import warn_not_converged

@@ -19,7 +19,7 @@ from ..arrays import host
 from ..errors import ConvergenceWarning, muted, warn
 from ..problem.symmetry import differs
 from ..problem.validate import as_choice, as_float
-from ..spaces.steps import GromovResult
+from ..spaces.answer import GromovResult
 from .arrays import give, to_array, tracked
 
 LEAST_TOL, INNER_TOL = 1e-6, 1e-8  # of the plan: a change, the root of a rounded number, is accurate to 1e-7

@@ -31,8 +31,9 @@ from ..errors import muted
 from ..penalties import F64
 from ..problem.clouds import PointCloud
 from ..status import warn_not_converged
+from .answer import GromovResult, best_of
 from .settings import SPACES
-from .steps import FirstPlan, GromovResult, Limits, best_of, descend
+from .steps import FirstPlan, Limits, descend
 from .task import Task
 
 # Most coordinates of G: a bound of 1 % takes some hundred solves. In 3-D, with 9, the search from 512 simplices around

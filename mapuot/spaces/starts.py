@@ -13,9 +13,10 @@ from ..errors import muted
 from ..penalties import F64
 from ..problem import validate
 from ..problem.clouds import PointCloud
+from .answer import GromovResult, best_of
 from .distances import Space
 from .settings import SPACES
-from .steps import LOOSE, FirstPlan, GromovResult, Limits, best_of, descend
+from .steps import LOOSE, FirstPlan, Limits, descend
 from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"

@@ -15,8 +15,9 @@ from ..api.batch import solve_batch
 from ..arrays import host
 from ..errors import muted
 from ..penalties import F64
+from .answer import LastStep
 from .starts import loose_penalties, scale_of_rows, with_noise
-from .steps import LOOSE, FirstPlan, LastStep, Limits, steps_to_minimum
+from .steps import LOOSE, FirstPlan, Limits, steps_to_minimum
 from .task import Plan, Task
 
 

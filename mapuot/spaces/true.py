@@ -24,8 +24,8 @@ from ..answer.result import Result
 from ..arrays import host, namespace
 from ..contract import Backend
 from ..penalties import F64
+from .answer import GromovResult
 from .distances import Space
-from .steps import GromovResult
 from .task import Plan, Task
 
 FINER = 8  # factor of the number of landmarks for the value, whose error falls faster than their number rises
