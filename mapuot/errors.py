@@ -4,7 +4,7 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -16,6 +16,7 @@ OF_BATCH = {"A": "a", "B": "b"}  # names in `solve_batch`: names in functions th
 # set where the caller of a solve tells of what did not converge himself, in his own words
 MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
 FOR_VALUE: ContextVar[bool] = ContextVar("FOR_VALUE", default=False)
+PROBLEM_NAME: ContextVar[Callable[[int], str]] = ContextVar("PROBLEM_NAME", default="problem {}".format)
 
 
 class ConvergenceWarning(UserWarning):
@@ -115,6 +116,21 @@ def for_value(names: dict[str, str]) -> Iterator[None]:
             yield
     finally:
         FOR_VALUE.reset(before)
+
+
+@contextmanager
+def problems_named(name: Callable[[int], str]) -> Iterator[None]:
+    """Call the problems of batches in this context by these names, in messages."""
+    before = PROBLEM_NAME.set(name)
+    try:
+        yield
+    finally:
+        PROBLEM_NAME.reset(before)
+
+
+def name_of_problem(k: int) -> str:
+    """Return the name of the k-th problem of a batch, for a message."""
+    return PROBLEM_NAME.get()(k)
 
 
 def shown(value: Any) -> str:

@@ -59,17 +59,21 @@ class CellGroups:
 
     def task(self, cost: dict[str, Any], terms: tuple[Any, Any], scale: Any, options: dict[str, Any]) -> PairTask:
         """Return the data of all pairs; ``scale``: scale_cost and scale_each."""
-        return task_of(PointCloud(self.points, starts=self.starts, **cost), terms, scale, options)
+        return task_of(PointCloud(self.points, starts=self.starts, **cost), terms, scale, options, self.names.tolist())
 
 
-def task_of(cloud: PointCloud, terms: tuple[Any, Any], scale: Any, options: dict[str, Any]) -> PairTask:
+def task_of(
+    cloud: PointCloud, terms: tuple[Any, Any], scale: Any, options: dict[str, Any], names: Sequence[Any]
+) -> PairTask:  # fmt: skip
+    """Return the data of all pairs of clouds with these names; ``scale``: scale_cost and scale_each."""
     name, each = scale[0], as_flag(scale[1], "scale_each")
     if each and name is None:
         raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
     unit = 1.0
     if name is not None and not each:
         unit = scale_of([cloud._cost.whole], name)
-    return PairTask.of(CloudPairs(cloud), None, [unit * x for x in terms], name if each else None, options)
+    task = PairTask.of(CloudPairs(cloud), None, terms, name if each else None, options)
+    return task._replace(reg=unit * task.reg, reg_m=unit * task.reg_m, names=names)
 
 
 def points_of(data: Any, representation: str | None) -> Any:
@@ -372,7 +376,8 @@ def against_rest(
         order = np.concatenate([own, np.arange(starts[k]), np.arange(starts[k + 1], total)])
         both = taken(all_groups.points, order)
         cloud = PointCloud(both, starts=[0, len(own), total], metric=metric)
-        task = task_of(cloud, (reg, reg_m), (scale_cost, scale_each), options)
+        names = all_groups.names.tolist()[k], "the rest"
+        task = task_of(cloud, (reg, reg_m), (scale_cost, scale_each), options, names)
         found[:, i] = divergences(task, np.array([[0, 1]]), True, join(None), False)[:, 0]
     pairs = np.stack([numbers, numbers], 1)
     return table_of(all_groups, pairs, found, total - all_groups.sizes[numbers])

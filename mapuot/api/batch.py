@@ -28,7 +28,7 @@ from ..arrays import host, namespace
 from ..ascend.carry_out import less_constant
 from ..ascend.stages import one_potential, turned
 from ..backends import pick
-from ..errors import FOR_VALUE, MUTED, InfeasibleError, ScalingWarning, muted, warn
+from ..errors import FOR_VALUE, MUTED, InfeasibleError, ScalingWarning, muted, name_of_problem, warn
 from ..penalties import F64
 from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
@@ -255,7 +255,7 @@ def solve_batch(
         run.solve(log_v, bar)
     result = run.result(problem, turns)
     for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
-        check_feasible(result[i], f"problem {i}: ")
+        check_feasible(result[i], f"{name_of_problem(int(i))}: ")
     warn_of(result, tol, nearer)
     return result
 
@@ -281,7 +281,7 @@ def warn_of_farthest(result: BatchResult, tol: float, nearer: str) -> None:
     if told.any():
         worst = int(np.where(told, result.error_bound, -1.0).argmax())
         why = not_converged(result[worst], tol, nearer)
-        text = f"{told.sum()} of {len(result)} problems not converged; problem {worst}, the farthest: {why}"
+        text = f"{told.sum()} of {len(result)} problems not converged; {name_of_problem(worst)}, the farthest: {why}"
         warn_not_converged(text)
 
 

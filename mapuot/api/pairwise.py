@@ -12,14 +12,14 @@ from ..answer.slopes import dual_value
 from ..answer.standard_error import error_of_divergence, self_slope
 from ..arrays import host, import_cupy, namespace
 from ..backends import pick
-from ..errors import for_value, renamed, shown
+from ..errors import for_value, problems_named, renamed, shown
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.grid import Grid
 from ..problem.kinds import as_costs
 from ..problem.points import there
 from ..problem.scale import is_weighted, scales_of
-from ..problem.validate import as_array, check_kind, shape_of
+from ..problem.validate import as_array, as_positive, as_rho, check_kind, shape_of
 from ..progress import bar as progress_bar
 from ..ranks import Ranks, join
 from ..route.options import options_of_value
@@ -288,6 +288,7 @@ class PairTask(NamedTuple):
     reg_m: Any
     unit: str | None
     options: dict[str, Any]
+    names: Sequence[Any] = ()  # of the clouds, in messages; none: their numbers
 
     @classmethod
     def of(
@@ -318,16 +319,22 @@ class PairTask(NamedTuple):
         if self.unit:
             backend = pick(self.options.get("backend", "auto"), self.source.cloud)
             both, m, n = self.source.between(i, j)
-            unit = scales_of(both._cost, self.unit, backend.tables, (self.masses[i, :m], self.masses[j, :n]))
+            with self.named(i, j):
+                unit = scales_of(both._cost, self.unit, backend.tables, (self.masses[i, :m], self.masses[j, :n]))
         k = len(self.masses)
         reg, reg_m = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (self.reg, self.reg_m))
         return reg, reg_m[:, None]
+
+    def named(self, i: Any, j: Any) -> Any:
+        """Return a context in which messages name the pairs of clouds i and j."""
+        names = self.names or range(len(self.masses))
+        return problems_named(lambda k: f"the pair {names[i[k]]!r}, {names[j[k]]!r}")
 
     def solve(self, i: Any, j: Any, terms: tuple[Any, Any]) -> Any:
         """Solve the problems between clouds i and clouds j."""
         both, m, n = self.source.between(i, j)
         reg, reg_m = terms
-        with for_value({}):
+        with for_value({}), self.named(i, j):
             return solve_batch(both, self.masses[i, :m], self.masses[j, :n], reg=reg, reg_m=reg_m, **self.options)
 
     def chunks(self, pairs: Any, least: int) -> list[Any]:
@@ -430,7 +437,7 @@ def as_of_pairs(value: Any, name: str, k: int) -> Any:
     """Check a number, or (k, k) of them; the entries above the diagonal count."""
     shape = shape_of(value)
     if shape == ():
-        return value
+        return as_rho(value, name) if name == "reg_m" else as_positive(value, name)
     if shape != (k, k):
         given = shown(value) if shape is None else f"shape {shape}"
         raise ValueError(f"{name} must be one number, or one for each pair of clouds, ({k}, {k}), got {given}")

@@ -7,14 +7,25 @@ from typing import Any
 import numpy as np
 
 from ..arrays import host, namespace
-from ..errors import shown
+from ..errors import name_of_problem, shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import cost_of
 from .settings import STATISTICS
 from .validate import as_array, as_choice, as_pair, as_penalties, as_positive, own_regs
 
-SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "std": np.std, "max": np.max}
+
+def in_units(statistic: Callable[[F64], Any]) -> Callable[[F64], float]:
+    """Return the statistic of values near 1: sums of squares of 1e-200 are 0, and sums of 1e308 are inf."""
+
+    def found(values: F64) -> float:
+        exponent = int(np.frexp(np.abs(values).max(initial=0.0))[1])
+        return float(np.ldexp(statistic(np.ldexp(values, -exponent)), exponent))
+
+    return found
+
+
+SCALES: dict[str, Any] = {"median": np.median, "mean": in_units(np.mean), "std": in_units(np.std), "max": np.max}
 TIED = 1e-12  # relative: cumulative weights nearer to a half than this reach it exactly
 
 
@@ -110,7 +121,7 @@ def scales_one_by_one(costs: list[Any], how: Any, masses: Masses | None = None) 
     """Return the scale of each of several costs, (p,); its masses count for a statistic of WEIGHTED."""
     pairs = zip(costs, masses or [None] * len(costs), strict=True)  # type: ignore[list-item]
     return np.array(
-        [scale_of([one], how, masses=w and [w], which=f" of problem {k}") for k, (one, w) in enumerate(pairs)]
+        [scale_of([one], how, masses=w and [w], which=f" of {name_of_problem(k)}") for k, (one, w) in enumerate(pairs)]
     )
 
 
@@ -163,7 +174,9 @@ def scales_of(cost: Any, how: Any, form: Callable[[Any], Any], masses: tuple[Any
         ]
         is_counted = inside[0][:, :, None] & inside[1][:, None] & xp.isfinite(M)
         found[which] = host(statistics(name, M.reshape(len(which), -1), is_counted.reshape(len(which), -1)))
-    return np.array([as_positive(float(x), f"the {name} of the costs of problem {k}") for k, x in enumerate(found)])
+    return np.array(
+        [as_positive(float(x), f"the {name} of the costs of {name_of_problem(k)}") for k, x in enumerate(found)]
+    )
 
 
 def statistics(name: str, values: Any, is_counted: Any) -> Any:
@@ -178,10 +191,15 @@ def statistics(name: str, values: Any, is_counted: Any) -> Any:
         row = xp.arange(len(values))
         found = 0.5 * (ordered[row, (some - 1) // 2] + ordered[row, some // 2])
     else:
-        found = xp.where(is_counted, values, 0.0).sum(1) / some
+        known = xp.where(is_counted, values, 0.0)
+        unit = xp.abs(known).max(1)  # squares of costs of 1e-200 are 0
+        unit = xp.where(unit > 0, unit, 1.0)
+        known = known / unit[:, None]
+        found = known.sum(1) / some
         if name == "std":
-            apart = xp.where(is_counted, values - found[:, None], 0.0)
+            apart = xp.where(is_counted, known - found[:, None], 0.0)
             found = xp.sqrt((apart * apart).sum(1) / some)
+        found = unit * found
     return xp.where(count > 0, found, 0.0)
 
 

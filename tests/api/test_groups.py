@@ -90,6 +90,27 @@ def test_errors_name_the_argument(call, match):
         call(*cells())
 
 
+@pytest.mark.parametrize("given", [(1.0, 2.0), "x", None, -1.0])
+@pytest.mark.parametrize("name", ["reg", "reg_m"])
+def test_numbers_are_refused_by_name(name, given):
+    """A pair was multiplied by a float: Python's own TypeError named no argument."""
+    points, labels = cells()
+    for unit in (None, "mean"):
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must be "):
+            groups.pairwise(points, labels, **TERMS | {name: given}, scale_cost=unit)
+
+
+def test_warnings_name_the_groups():
+    points, labels = cells()
+    with pytest.warns(mapuot.ConvergenceWarning) as heard:
+        groups.pairwise(points, labels, reg=1e-3, reg_m=np.inf, max_passes=2, groups=["a", "c"])
+    told = [str(one.message).split(", the farthest")[0].partition("; ")[2] for one in heard]
+    assert told[-1] == "the pair 'a', 'c'"
+    assert {*told[:-1]} <= {"the pair 'a', 'a'", "the pair 'c', 'c'"}
+    with pytest.raises(ValueError, match="the mean of the costs of the pair 'a', 'b' must be a positive finite"):
+        groups.pairwise(np.ones((4, 2)), [*"aabb"], **TERMS, scale_cost="mean", scale_each=True)
+
+
 def test_labels_of_several_kinds_are_refused():
     with pytest.raises(TypeError, match="groupby must be labels of one kind"):
         groups.pairwise(np.ones((2, 2)), np.array([1, "a"], object), **TERMS)
