@@ -143,7 +143,7 @@ class OTPlanSampler:
         num_threads: int | Literal["max"] = 1, warn: bool = True, *, across: float | None = None,
         seed: int | np.random.Generator | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        self.across = across if across is None or across == math.inf else as_positive(across, "across")
+        self.across = None if across is None else as_positive(across, "across", math.inf, "> 0, or inf")
         self.method = as_choice(method, "method", ("sinkhorn", "unbalanced", "exact"))
         self.reg = as_positive(reg, "reg")
         self.reg_m = reg_m if method == "unbalanced" else math.inf

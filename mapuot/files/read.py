@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..annotations import FilePath
-from ..errors import cut
+from ..errors import cut, warn
 from ..problem.cost import Streamed
 from ..problem.sparse import Sparse
 from .formats import library, split_answer, split_local, split_name, suffix_of
@@ -407,7 +407,17 @@ def open_csv(path: Path, name: str) -> Any:
             raise ValueError(f"its column {cut(column)!r} holds words: name the column to read, as in {path.name}:NAME")
         if has_names:
             return read(converters={0: lambda text: 0.0})[:, 1:]
-        return read()
+        table = read()
+        if not names and counts(row) and len(table) != len(row):  # a square table may hold distances along a line
+            text = f"the first line of {path.name} counts its columns, and is read as numbers"
+            warn(f"{text}: put # before it if it names the columns")
+        return table
+
+
+def counts(row: list[str]) -> bool:
+    """Tell whether the fields count the columns, from 0 or from 1."""
+    n = len(row)
+    return n > 2 and row in ([*map(str, range(n))], [*map(str, range(1, n + 1))])
 
 
 def header_of(file: Any, spaced: bool) -> tuple[list[str], str, str | None]:

@@ -385,6 +385,20 @@ def test_a_file_that_grows_nan_is_told():
             read()
 
 
+@pytest.mark.parametrize("begin", ["0,1,2", "1,2,3", "# 0,1,2"])
+def test_a_first_line_that_counts_the_columns_is_told(tmp_path, begin):
+    """Names that are numbers were read as costs, and nothing said so."""
+    path = tmp_path / "M.csv"
+    path.write_text(f"{begin}\n0.5,1,2\n2,3,0.25\n3,2,1\n")
+    if begin.startswith("#"):
+        assert np.asarray(files.open_matrix(path)).shape == (3, 3)
+        return
+    with pytest.warns(UserWarning, match=r"the first line of M.csv counts its columns, and is read as numbers: put #"):
+        assert np.asarray(files.open_matrix(path)).shape == (4, 3)
+    path.write_text("0,1,2\n1,0,1\n2,1,0\n")  # distances along a line
+    assert np.asarray(files.open_matrix(path))[2, 0] == 2
+
+
 @pytest.mark.parametrize("name", ["answer.npz", "answer.h5"])
 def test_urls_name_files_of_fsspec(name):
     """Costs and answers behind a URL equal the files; a file that changes is read anew."""

@@ -234,6 +234,28 @@ def scaled_calls():
     return [pytest.param(*call, id=name) for name, call in calls.items()]
 
 
+@pytest.mark.parametrize("how", ["median", "mean", "std", "max"])
+@pytest.mark.parametrize("size", [1e-200, 1e300])
+def test_a_unit_of_costs_near_the_limits_of_float64(how, size):
+    """The squares of such costs are 0 or inf, and the std was refused as 0."""
+    costs = RNG.random((6, 7))
+    found = mapuot.solve(size * costs, reg=0.1, reg_m=1.0, scale_cost=how)
+    assert found.converged
+    assert found.scale_cost == pytest.approx(size * getattr(np, how)(costs), rel=1e-12)
+    x, y = RNG.random((2, 3, 4, 2))
+    each = mapuot.solve_batch(
+        mapuot.PointCloud(x * size**0.5, y * size**0.5), reg=0.1, reg_m=1.0, scale_cost=how, scale_each=True
+    )
+    wanted = [size * getattr(np, how)(np.square(p[:, None] - q).sum(-1)) for p, q in zip(x, y, strict=True)]
+    np.testing.assert_allclose(each.scale_cost, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("across", [0.0, -1.0, np.nan])
+def test_a_sampler_tells_what_across_may_be(across):
+    with pytest.raises(ValueError, match="across must be > 0, or inf, got"):
+        OTPlanSampler("sinkhorn", across=across)
+
+
 @pytest.mark.parametrize("how", ["median", "mean", "max"])
 @pytest.mark.parametrize(("costs", "call"), scaled_calls())
 def test_every_call_that_takes_reg_takes_scale_cost(costs, call, how):
