@@ -45,7 +45,7 @@ from .kernels import (
 from .launch import Iterate, device_limits, switches
 from .settings import DEVICE_LAUNCHES
 from .stream import joined
-from .workspace import DeviceWorkspace
+from .workspace import NARROW_NOISE, DeviceWorkspace
 
 DIM = 4  # most dimensions with the coordinates in a thread's registers
 # point_tiles.cuh: points of a tile that get sums; points that it sums over; most coordinates at a time
@@ -65,9 +65,13 @@ MOST_PIECE = 2.0**15  # largest coordinate that float16 pieces hold
 # exceeds 2^16.
 MOST_ROUNDED = 2.0**12
 # At an error of MEASURE_AT one pass with three products corrects the passes with one, which then err by the product of
-# both errors. It comes later where that product exceeds the error at which float32 passes end. Between both kinds the
+# both errors, of few points by up to MEASURED_MOST times that: their error stands there. The pass comes later where the
+# product exceeds MEASURED_SHARE of the error at which float32 passes end. Between both kinds the
 # image jumps, which spoils Anderson's next steps the more, the smaller the error is: at .1 for .3 one pass was lost.
-MEASURE_AT = 0.3
+MEASURE_AT, MEASURED_SHARE, MEASURED_MOST = 0.3, 0.3, 2.0
+# That jump raises the error to some ROUNDED_JUMP times the error of entries, times the factor of rho / reg in the floor
+# of float32 passes. It has to be small beside the error there (LEAST_JUMPS; else passes stand), and below MOST_JUMP.
+ROUNDED_JUMP, LEAST_JUMPS, MOST_JUMP = 0.5, 4.0, 0.1
 WAVES = 8  # most times that the blocks of the parts of a sum may fill the device
 KEPT_WAVES = 32  # the same where pairs are skipped: a box may have 15 times as many pairs as others
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
@@ -437,6 +441,7 @@ class PointWorkspace(DeviceWorkspace):
     rounds = False  # do float32 passes multiply first pieces alone now?
     measures = False  # does the next pass, with both pieces, correct such passes?
     measured_at = math.inf  # error of the pass that corrected them last
+    narrow_limits: dict[str, float]  # of float32 passes with both pieces
     spare: tuple[PackedSide, PackedSide] | None = None  # points for float32 passes that may follow float64 ones
     corrected_at = math.inf  # error of the float64 pass whose sums corrected float32 passes last
     narrow_errors: tuple[float, ...] = ()  # of up to three last float32 passes, without the rounding of their entries
@@ -657,12 +662,12 @@ class PointWorkspace(DeviceWorkspace):
         assert self.rounded
         assert self.narrow_points
         self.measures = False
-        if error > FELL * self.measured_at:
+        if not error < min(FELL * self.measured_at, math.inf):
             return
         self.measured_at = error
         self.rounds = True
         self.correct_sums(self.rounded)
-        floor = max(self.narrow_limits["narrow_floor"], error * self.narrow_points.rounded_error)
+        floor = max(self.narrow_limits["narrow_floor"], MEASURED_MOST * error * self.narrow_points.rounded_error)
         put(self.state["limits"], self.narrow_limits | {"narrow_floor": floor})
 
     def follow_float64(self) -> None:
@@ -763,11 +768,12 @@ class PointWorkspace(DeviceWorkspace):
             self.narrow_limits = limits
             if self.rounded:  # an earlier correction was of the sums of another K
                 error = self.narrow_points.rounded_error
-                self.rounds = error <= DEVICE_LAUNCHES.rounded_worth
+                jump = ROUNDED_JUMP * error * self.floor / NARROW_NOISE
+                self.rounds = error <= DEVICE_LAUNCHES.rounded_worth and jump <= MOST_JUMP
                 self.measures = False
                 self.measured_at = math.inf
                 self.choose()
-                at = max(min(MEASURE_AT, self.goal / error), 2 * error)
+                at = max(min(MEASURE_AT, MEASURED_SHARE * self.goal / error), LEAST_JUMPS * jump)
                 limits = limits | ({"storage_error": error, "narrow_floor": at + 3 * error} if self.rounds else {})
             put(self.state["limits"], limits)
         return found or (alpha, beta)
