@@ -296,7 +296,7 @@ def judge_loss(
     found = []
     stored = 4 * STORAGE[options.get("precision", "auto")]
     rounding = (ROUNDINGS * UNIT + stored) * best.scale + best.gap + problem.cost_rounding * best.mass
-    if not np.isfinite(claim.value):
+    if np.isnan(claim.value) or (claim.converged and np.isinf(claim.value)):  # -inf is a bound, of a failed solve
         found.append(Failure("nan" if claim.converged else "failed with nan", 1.0, f"value {claim.value}"))
     elif claim.value > best.dual + rounding:
         over = float(claim.value - best.dual)

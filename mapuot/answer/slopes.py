@@ -177,7 +177,7 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
         else:
             moved = result.apply_transpose(cloud.x)
         return np.asarray(
-            product * cloud.scale * w * moved
+            product * cloud.scale * w * host(moved)
         )  # "inner": d/dx_i of scale (r_i + c_j - <x_i, y_j>), weighted by P, is -scale P y
 
     return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
@@ -230,7 +230,9 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
         here, there = x, y
     else:
         here, there = y, x
-    moved = namespace(here).asarray(result._stream.moved(with_ones(there), not rows))
+    moved = result._stream.moved(with_ones(there), not rows)
+    xp = namespace(here)
+    moved = host(moved) if xp is np else xp.asarray(moved)
     return 2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1])
 
 

@@ -13,6 +13,7 @@ from problems import Case, relative_error, verify
 from scipy.spatial.distance import cdist
 
 import mapuot
+from mapuot.answer.slopes import point_slopes
 from mapuot.arrays import host
 from mapuot.ascend.settings import GROUPS
 from mapuot.ascend.truncation import in_boxes
@@ -836,6 +837,21 @@ def test_points_whose_matrix_has_no_room_are_stored_as_k(metric):
     for other in (mapuot.PointCloud(x, y, metric, form=4 * size - 1), mapuot.PointCloud(x, y, metric, form=None)):
         assert "points" in mapuot.solve(other, a, b, reg=0.05, reg_m=1.0, tol=0.1, backend="cuda").how
     assert "points" in mapuot.solve(cloud, a, b, reg=0.05, reg_m=1.0, tol=1e-8, backend="cuda").how
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine", "inner"])
+def test_slopes_by_points_of_the_host(metric):
+    """Products of the plan lie on the GPU, and the points on the host: NumPy was to read them unasked."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((9, 3)), rng.random((7, 3))
+    for put in (np.asarray, cp.asarray):
+        cloud = mapuot.PointCloud(put(x), put(y), metric)
+        found, wanted = (
+            point_slopes(mapuot.solve(one, reg=0.1, reg_m=1.0, tol=1e-9, backend=name))
+            for one, name in ((cloud, "cuda"), (mapuot.PointCloud(x, y, metric), "cpu"))
+        )
+        for here, there in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(host(there), here, atol=1e-9)
 
 
 def test_gromov_is_that_of_the_cpu():
