@@ -46,8 +46,6 @@ def serves(workspace: Any, problem: Any, options: Options, backend: Backend, ski
 
 def approach(run: Any, workspace: Any, problem: Problem, options: Options, tol: float) -> None:
     """Make steps from the last pass until a pass can certify its plan with an error of ``tol``, or no step gains."""
-    if workspace.estimates:
-        workspace.widen()
     allowed = factored.allowed_miss(tol, problem.shape, both_hard=True)
     work = PassPlans(run, workspace, problem, options)
     factored.descend(work, ONLY, np.array([allowed]), LEVELS.most_steps)
@@ -169,16 +167,19 @@ class PassPlans:
     def make_pass(self, log_v: F64) -> str:
         """Make a pass from log v; if K or the mask of pairs is to be made anew, make it, and another pass."""
         workspace = self.workspace
-        if not self.stays:
-            log_v = host(log_v)
+        self.take_float64()
         workspace.restart(log_v)
         status = self.run.record(workspace.iterate(1)).status
         if status == "absorb":
             workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
-            if workspace.estimates:
-                workspace.widen()
+            self.take_float64()
             status = self.run.record(workspace.iterate(1)).status
         return str(status)
+
+    def take_float64(self) -> None:
+        """Make the next pass in float64: it may be the last one, and on a GPU float32 ones may follow a float64 one."""
+        if self.workspace.estimates:
+            self.workspace.widen()
 
     def accept(self, places: Any) -> None:
         self.own = self.next

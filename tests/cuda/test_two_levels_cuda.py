@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 import mapuot
+from mapuot.ascend import two_levels
 from mapuot.backends.cpu import HostBackend
 from mapuot.backends.cuda import DeviceBackend
+from mapuot.backends.cuda.points import PointWorkspace
+from mapuot.backends.cuda.settings import DEVICE_LAUNCHES
 from mapuot.problem.settings import POINTS
 
 pytestmark = pytest.mark.gpu
@@ -30,3 +33,31 @@ def test_two_levels_as_on_a_cpu(monkeypatch, truncate, stays_from):
     assert there.converged
     assert np.abs(here.plan - there.plan).sum() <= here.error_bound + there.error_bound
     assert here.how.split("steps by")[1] == there.how.split("steps by")[1]
+
+
+def test_each_pass_of_such_steps_is_in_float64(monkeypatch, using):
+    """A trial that follows another without a product between them was a float32 pass, which must not be the last."""
+    monkeypatch.setattr(DeviceBackend, "most_factored", 0)
+    monkeypatch.setattr(two_levels, "FAR", 0.0)  # each trial makes two passes
+    using(DEVICE_LAUNCHES, least_corrected=1)
+    within: list[bool] = []
+    make_pass, read = two_levels.PassPlans.make_pass, PointWorkspace.read
+
+    def made(plans, log_v):
+        with monkeypatch.context() as during:
+            during.setattr(PointWorkspace, "read", seen)
+            return make_pass(plans, log_v)
+
+    def seen(workspace):
+        within.append(workspace.estimates)
+        return read(workspace)
+
+    monkeypatch.setattr(two_levels.PassPlans, "make_pass", made)
+    rng = np.random.default_rng(3)
+    centres = rng.random((4, 6))
+    x, y = (centres[rng.integers(0, 4, 60)] + 0.05 * rng.standard_t(3, (60, 6)) for _ in "xy")
+    cloud = mapuot.PointCloud(x, y, truncate=None, form=None)
+    found = mapuot.solve(cloud, reg=0.02, reg_m=np.inf, tol=1e-6, backend="cuda")
+    assert found.converged
+    assert len(within) > 2
+    assert not any(within)
