@@ -261,7 +261,8 @@ class CoarseLevel:
 
     def sums(self, x: F64) -> F64:
         """Add up a vector over the columns of each group."""
-        return self.cols.sums(x if self.order is None else x[self.order[1]])
+        found: F64 = self.cols.sums(x if self.order is None else x[self.order[1]])
+        return found
 
     def sum_plan(self, log_u: F64, log_v: F64) -> None:
         """Find the plan's mass between groups, from some rows of each group."""

@@ -107,7 +107,7 @@ class PointCosts(Cost):
         self.alone = points[0] is points[1]
         if addends is not None:
             addends = as_addends(addends, self.metric, (len(points[0]), len(points[1])))
-        if stays and self._take(*points, addends):
+        if stays and self._take(points[0], points[1], addends):
             return
         x = copied(points[0])  # the caller may change x and y
         y = x if self.alone else copied(points[1])
@@ -266,7 +266,7 @@ class PointCosts(Cost):
         first = np.column_stack(np.broadcast_arrays(r, one)), np.column_stack(np.broadcast_arrays(one, c))
         xp = namespace(rows)
         found = (xp.concatenate([xp.asarray(own), z], axis=1) for own, z in zip(first, (rows, columns), strict=True))
-        return tuple(found)  # type: ignore[return-value]
+        return tuple(found)
 
     @property
     def addends(self) -> tuple[F64, F64] | None:

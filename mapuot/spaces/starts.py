@@ -83,7 +83,7 @@ def usual(task: Task) -> list[str]:
 
 
 def is_large(task: Task) -> bool:
-    return max(task.X.count, task.Y.count) > 2 * SPACES.start_points
+    return bool(max(task.X.count, task.Y.count) > 2 * SPACES.start_points)
 
 
 def between_some(task: Task, options: dict[str, Any], most: int) -> list[FirstPlan]:

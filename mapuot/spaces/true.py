@@ -158,9 +158,10 @@ def assess(result: GromovResult) -> None:
     spaces = task.X, task.Y
     plan = result._plan
     if isinstance(task, TrueTask):
+        maker = task.maker
         spaces = spaces[0].finer(plan.r, FINER), spaces[1].finer(plan.s, FINER)
         task = task.between(*spaces)
-        task.maker.free_unused()
+        maker.free_unused()
         plan = task.answer(result)
         result.parts = task.parts(plan)
         result.value = sum(result.parts)

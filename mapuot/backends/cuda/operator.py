@@ -221,8 +221,9 @@ class DeviceOperator(Operator):
 
     def sums_and_products(self, X: Any, Y: Any) -> tuple[tuple[float, F64, F64], Any, Any]:
         """Return `sums`, P X and P^T Y; between points in many dimensions, each tile of the plan is made once."""
-        cloud = self.cost.cloud
-        if cloud is not self.cost or cloud.dim < MANY or not cloud.core[0].product:
+        cloud: Any = self.cost.cloud
+        is_other = self.cost is not cloud
+        if is_other or cloud.dim < MANY or not cloud.core[0].product:
             return super().sums_and_products(X, Y)
         if self.c is not None or self.ranks.size > 1:
             return super().sums_and_products(X, Y)
