@@ -167,6 +167,8 @@ class PassPlans:
     def make_pass(self, log_v: F64) -> str:
         """Make a pass from log v; if K or the mask of pairs is to be made anew, make it, and another pass."""
         workspace = self.workspace
+        if not self.stays:
+            log_v = host(log_v)
         self.take_float64()
         workspace.restart(log_v)
         status = self.run.record(workspace.iterate(1)).status

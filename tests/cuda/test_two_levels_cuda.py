@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mapuot
+from mapuot.arrays import namespace
 from mapuot.ascend import two_levels
 from mapuot.backends.cpu import HostBackend
 from mapuot.backends.cuda import DeviceBackend
@@ -27,6 +28,13 @@ def test_two_levels_as_on_a_cpu(monkeypatch, truncate, stays_from):
     x, y = (centres[k] + 0.05 * rng.standard_t(3, (200, 2)) for k in (rng.integers(0, 6, 200), rng.integers(0, 6, 200)))
     cloud = mapuot.PointCloud(x, y, truncate=truncate, form=None)
     known = {"reg": 0.01, "reg_m": np.inf, "tol": 1e-6, "precision": "float64"}
+    restart = PointWorkspace.restart
+
+    def restarted(workspace, log_v, *given):
+        assert namespace(log_v) is namespace(workspace.absorbed[0])  # CuPy does not convert, the emulation would
+        restart(workspace, log_v, *given)
+
+    monkeypatch.setattr(PointWorkspace, "restart", restarted)
     with POINTS.using(stays_from=stays_from):
         here, there = (mapuot.solve(cloud, backend=name, **known) for name in ("cpu", "cuda"))
     assert here.converged
