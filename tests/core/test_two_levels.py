@@ -1,5 +1,8 @@
 """Newton's steps with two levels between hard sides of clouds: true bounds, few products, and equations as by NumPy."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -121,6 +124,11 @@ def test_one_soft_side_and_small_clouds_take_other_ways(monkeypatch):
     monkeypatch.setattr(type(backend), "most_factored", 59)
     assert levels_serve(hard, backend, skips=False)
     assert not levels_serve(soft, backend, skips=False)
+    options = mapuot.route.options.make_options("auto", "float64", 1e-6, None, 1)
+    passes = SimpleNamespace(makes_products=True)
+    assert two_levels.serves(passes, hard, options, backend, skips=True)
+    assert not two_levels.serves(passes, hard, dataclasses.replace(options, symmetric=True), backend, skips=True)
+    assert not two_levels.serves(SimpleNamespace(makes_products=False), hard, options, backend, skips=True)
 
 
 @pytest.mark.parametrize("tol", [1e-3, 1e-6])

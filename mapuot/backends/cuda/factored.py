@@ -257,10 +257,10 @@ class DeviceLaplacian:
         self.S = S
 
     def inverse(self, added: Any, along: Any) -> Callable[[Any], Any]:
-        """Return the product with (S + diag(added) + w w^T / |w|_1)^-1, w = ``along``: NaN if it has no factor L.
+        """Return the product with (S + diag(added) + w w^T / |w|_1)^-1, w = ``along``; L is its Cholesky factor.
 
-        The product is L^-T (L^-1 x) with a stored L^-1: it is positive definite whatever the rounding, and reads the
-        matrix twice, while triangular equations go row by row.
+        The product is L^-T (L^-1 x) with a stored L^-1: it is positive definite whatever the rounding, even if the
+        factor is not finished, and reads the matrix twice, while triangular equations go row by row.
         """
         from cupyx.scipy.linalg import solve_triangular  # noqa: PLC0415 - loads cuBLAS
 
