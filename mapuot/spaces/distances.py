@@ -92,7 +92,8 @@ class Space:
         self.has_points = False
 
     def embed(self, w: F64, landmarks: int) -> None:
-        """Find coordinates, given the masses w of the points."""
+        """Find coordinates, given the masses w of the points; axes of others do not fit them."""
+        self.axes = None
         q, L = factor(self.distances, w, landmarks)
         middle = w @ L / w.sum()
         self.phi = np.column_stack([q - 2 * L @ middle + middle @ middle, np.ones(self.count), L - middle])
