@@ -26,6 +26,7 @@ from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.backends.cuda.settings import DEVICE_ARRAYS, DEVICE_CALLS, DEVICE_LAUNCHES
 from mapuot.backends.narrow_points import LOG2_E, centred
 from mapuot.backends.settings import BOXES, NARROW
+from mapuot.fugw import FUGW
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
 from mapuot.problem.settings import BLOCKS, EXTENT, POINTS
@@ -958,6 +959,20 @@ def test_points_of_a_gpu_with_addends_stay_there(form, reg_m):
     np.testing.assert_allclose(other.plan, one.plan, atol=1e-12)
     with pytest.raises(ValueError, match="x must"):
         mapuot.PointCloud(cp.full((3, 2), np.inf), cp.ones((2, 2)), "inner", addends=(0.0, 0.0))
+
+
+def test_fugw_on_a_gpu_has_the_plan_of_the_host():
+    rng = np.random.default_rng(4)
+    x, y = (rng.normal(size=(n, 3)) * [3.0, 2.0, 1.0] for n in (16, 13))
+    f, g = rng.random((2, 16)), rng.random((2, 13))
+    models = [
+        FUGW(alpha=0.5, rho=2.0, eps=0.05, metric="euclidean", options={"backend": backend}).fit(f, g, x, y)
+        for backend in ("cpu", "cuda")
+    ]
+    here, there = models
+    np.testing.assert_allclose(there.pi, here.pi, atol=1e-6)
+    np.testing.assert_allclose(there.transform(f), here.transform(f), atol=1e-5)
+    assert there.loss == pytest.approx(here.loss, rel=1e-9)
 
 
 @pytest.mark.parametrize("features", [False, True])
