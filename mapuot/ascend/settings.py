@@ -83,6 +83,7 @@ class LevelSettings(Settings):
     residual: float = 0.1  # of the equations, relative to their right side
     most_products: int = 100  # of one solve of the equations
     most_steps: int = 20  # before a pass is judged
+    far_behind: float = 1.0  # nats from the marginal of a column to its mass: Newton's step takes a nat at a time
     rounds: int = 5  # of such steps in a run of passes; then steps by products with the plan go on
     least_shift: float = 1e-12  # of the diagonal between groups
     block_entries: int = 1 << 25  # of the plan that are made at once, for masses between groups

@@ -33,7 +33,6 @@ from .stages import levels_serve
 from .truncation import in_boxes
 
 MOST_CHANGE = 100.0  # nats of a group's potential since the plan was summed
-FAR = 1.0  # nats between the marginal of a column and its mass: Newton's step takes a nat at a time
 ONLY = np.zeros(1, np.int64)  # the place of the one problem
 
 
@@ -65,9 +64,9 @@ def behind(b: F64, s: F64) -> tuple[F64, F64]:
 
 
 @formula
-def met(log_v: F64, nats: F64) -> F64:
-    """Return log v of columns that are FAR behind after they meet their mass by themselves."""
-    return np.where(np.abs(nats) > FAR, log_v + nats, log_v)
+def met(log_v: F64, nats: F64, far: float) -> F64:
+    """Return log v after columns that are more than ``far`` behind meet their mass by themselves."""
+    return np.where(np.abs(nats) > far, log_v + nats, log_v)
 
 
 @formula
@@ -147,8 +146,8 @@ class PassPlans:
         status = self.make_pass(moved_along(self.own[1], self.y, length))
         self.next = self.read()
         nats, sizes = behind(self.b, self.next[2])
-        if largest(sizes) > FAR and status not in FAILED:
-            status = self.make_pass(met(self.next[1], nats))
+        if largest(sizes) > LEVELS.far_behind and status not in FAILED:
+            status = self.make_pass(met(self.next[1], nats, LEVELS.far_behind))
             self.next = self.read()
         gain = size = reach = 0.0
         for weight, old, new in zip((self.a, self.b), self.own[:2], self.next[:2], strict=True):

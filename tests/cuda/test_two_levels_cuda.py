@@ -6,6 +6,7 @@ import pytest
 import mapuot
 from mapuot.arrays import namespace
 from mapuot.ascend import two_levels
+from mapuot.ascend.settings import LEVELS
 from mapuot.backends.cpu import HostBackend
 from mapuot.backends.cuda import DeviceBackend
 from mapuot.backends.cuda.points import PointWorkspace
@@ -46,7 +47,7 @@ def test_two_levels_as_on_a_cpu(monkeypatch, truncate, stays_from):
 def test_each_pass_of_such_steps_is_in_float64(monkeypatch, using):
     """A trial that follows another without a product between them was a float32 pass, which must not be the last."""
     monkeypatch.setattr(DeviceBackend, "most_factored", 0)
-    monkeypatch.setattr(two_levels, "FAR", 0.0)  # each trial makes two passes
+    using(LEVELS, far_behind=0.0)  # each trial makes two passes
     using(DEVICE_LAUNCHES, least_corrected=1)
     within: list[bool] = []
     make_pass, read = two_levels.PassPlans.make_pass, PointWorkspace.read
