@@ -291,7 +291,7 @@ TABLE = {
     "src_cuda/points/point_products.cuh": (
         "cuda/test_points_cuda.py::test_rows_and_columns_have_the_same_bits[narrow-70] "
         "cuda/test_points_cuda.py::test_products_on_tensor_cores_are_those_of_float64[sqeuclidean-40]", [
-        "unit_of(8 * g + lane % 8, {{4 + }}lane / 8)",
+        "place_of(8 * g + lane % 8, {{4 + }}lane / 8)",
     ]),
     "src_cuda/points/point_wide_products.cuh": (
         "cuda/test_points_cuda.py::test_float64_products_on_tensor_cores_have_quick_powers[20]", [
