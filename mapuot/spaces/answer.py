@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..answer.result import Result
 from ..answer.sharpness import CLEAR, x_log_x
 from ..answer.slopes import Gradient, mass_slope
@@ -163,9 +161,14 @@ def answer_of(task: Task, end: LastStep) -> GromovResult:
     return answer
 
 
+def in_order(answers: list[GromovResult]) -> list[GromovResult]:
+    """Return the answers by their objectives, the least first, and set their ``values`` to all objectives as given."""
+    values = [answer.value for answer in answers]
+    for answer in answers:
+        answer.values = values
+    return sorted(answers, key=lambda answer: answer.value if math.isfinite(answer.value) else math.inf)
+
+
 def best_of(answers: list[GromovResult]) -> GromovResult:
     """Return the answer with the least objective, and set its ``values`` to the objectives of all answers."""
-    values = [answer.value for answer in answers]
-    best = answers[int(np.argmin(np.where(np.isfinite(values), values, np.inf)))]
-    best.values = values
-    return best
+    return in_order(answers)[0]

@@ -13,7 +13,7 @@ from ..errors import muted
 from ..penalties import F64
 from ..problem import validate
 from ..problem.clouds import PointCloud
-from .answer import GromovResult, best_of
+from .answer import GromovResult, best_of, in_order
 from .distances import Space
 from .settings import SPACES
 from .steps import LOOSE, FirstPlan, Limits, descend
@@ -36,11 +36,7 @@ def best_answer(task: Task, init: Any, limits: Limits, options: dict[str, Any]) 
 
 def few_best(task: Task, plans: list[FirstPlan], most: int, options: dict[str, Any]) -> list[GromovResult]:
     """Take a few steps from each plan, and return at most ``most`` answers, those with the least objectives."""
-    answers = [descend(task, plan, FIRST, options) for plan in plans]
-    values = [answer.value for answer in answers]
-    for answer in answers:
-        answer.values = values
-    return sorted(answers, key=lambda answer: answer.value if math.isfinite(answer.value) else math.inf)[:most]
+    return in_order([descend(task, plan, FIRST, options) for plan in plans])[:most]
 
 
 def starts(task: Task, init: Any, options: dict[str, Any], most: int = 1) -> list[FirstPlan]:
